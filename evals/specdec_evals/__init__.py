@@ -1,0 +1,1 @@
+"""Measuring: speed against plain decoding and against transformers, with provenance."""

@@ -1,0 +1,19 @@
+"""Operations on tensors for speculative decoding over token trees and a paged KV cache."""
+
+from specdec_kernels.batch import TreeBatch
+from specdec_kernels.compact_kv.api import compact_kv, copy_pages
+from specdec_kernels.tree_attention.api import plan_tree_attention, tree_attention
+from specdec_kernels.tree_attention.base import TreeAttentionPlan
+from specdec_kernels.tree_layout.api import tree_layout
+from specdec_kernels.write_kv.api import write_kv
+
+__all__ = [
+    "TreeAttentionPlan",
+    "TreeBatch",
+    "compact_kv",
+    "copy_pages",
+    "plan_tree_attention",
+    "tree_attention",
+    "tree_layout",
+    "write_kv",
+]

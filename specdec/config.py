@@ -1,0 +1,60 @@
+"""Settings of an engine, checked once and never changed afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specdec.errors import InvalidRequestError
+from specdec.request import Speculation
+from specdec.sampling.logprobs import LOGPROBS_MODES
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine is sized and what it does by default.
+
+    max_model_len: most tokens of prompt and output together; None = the model's own limit.
+    page_size: slots of a page, a power of two from 1 to 128.
+    num_pages: pages of the pool; None sizes it from the machine's memory.
+    max_num_seqs: requests that run at once; more wait.
+    max_batch_tokens: rows of a step at most: prompt chunks and trees share it.
+    prefix_cache: keep full pages of finished requests for prompts that begin alike.
+    logprobs_mode: what log-probabilities are computed from (specdec.sampling.logprobs).
+    speculation: for requests that bring none.
+    attention: implementation of tree_attention ("auto" picks by device).
+
+    Raises InvalidRequestError naming the field and its range.
+    """
+
+    max_model_len: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    max_num_seqs: int = 16
+    max_batch_tokens: int = 512
+    prefix_cache: bool = True
+    logprobs_mode: str = "raw_logprobs"
+    speculation: Speculation = field(default_factory=Speculation)
+    attention: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.page_size not in {1, 2, 4, 8, 16, 32, 64, 128}:
+            raise InvalidRequestError(
+                "page_size", f"must be a power of two from 1 to 128, got {self.page_size!r}"
+            )
+        for name in ("max_model_len", "num_pages", "max_num_seqs", "max_batch_tokens"):
+            value = getattr(self, name)
+            if value is None and name in ("max_model_len", "num_pages"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidRequestError(name, f"must be a positive integer, got {value!r}")
+        if self.max_batch_tokens < self.max_num_seqs:
+            raise InvalidRequestError(
+                "max_batch_tokens",
+                f"must be at least max_num_seqs ({self.max_num_seqs}): every running request needs "
+                f"a row a step, got {self.max_batch_tokens}",
+            )
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise InvalidRequestError(
+                "logprobs_mode",
+                f"must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r}",
+            )

@@ -1,0 +1,85 @@
+"""The check at load that flat ragged rows give what the stock module gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from specdec.errors import ModelError
+from specdec.runner import TargetRunner, flat_batch
+from specdec_kernels import TreeBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LONGEST = 1024
+"""Tokens of the longest probe: windows beyond it are not crossed, which would take too long."""
+
+_PAGE_SIZE = 16
+_TREE = (-1, 0, 0, 1, 1, 2, 3)
+"""Parents of the tree that the second request carries."""
+
+
+@torch.inference_mode()
+def probe(model: PreTrainedModel, runner: TargetRunner, max_model_len: int) -> None:
+    """Compare one flat batch of two requests, one with a tree, against the untouched module.
+
+    Both requests are longer than every sliding window up to 1024. Replaces the runner's KV tensors.
+    Raises ModelError if logits differ by more than rounding.
+    """
+    windows = [window for window in runner.windows if window <= _LONGEST]
+    limit = max_model_len - len(_TREE)
+    if limit < 2:
+        raise ModelError(f"a context of {max_model_len} tokens is too short to serve")
+    lengths = [min(limit, max([16, *windows]) + 8), min(limit, max([8, *windows]) + 3)]
+    generator = torch.Generator().manual_seed(0)
+    top = runner.vocab_size
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(0, top, (count,), generator=generator).tolist()
+
+    chain, prefix, tree = tokens(lengths[0]), tokens(lengths[1]), tokens(len(_TREE))
+    tables, num_pages = [], 0
+    for length in (len(chain), len(prefix) + len(tree)):
+        needed = -(-length // _PAGE_SIZE)
+        tables.append(list(range(num_pages, num_pages + needed)))
+        num_pages += needed
+    runner.allocate(num_pages, _PAGE_SIZE)
+
+    def flat(parents: list[list[int] | int], committed: list[int]) -> TreeBatch:
+        return TreeBatch.from_lists(parents, committed, tables, _PAGE_SIZE, runner.device)
+
+    half = len(chain) // 2
+    first = flat([half, len(prefix)], [0, 0])
+    runner.score(flat_batch(chain[:half] + prefix, first, [], runner.device))
+    second = flat([len(chain) - half, list(_TREE)], [half, len(prefix)])
+    rows = [len(chain) - half - 1, *range(len(chain) - half, len(chain) - half + len(tree))]
+    got = runner.score(flat_batch(chain[half:] + tree, second, rows, runner.device)).float()
+    paths = [chain] + [prefix + [tree[node] for node in _path(leaf)] for leaf in range(len(tree))]
+    want = torch.stack([_stock_logits(model, path) for path in paths])
+    error = float((got - want).norm() / want.norm().clamp_min(1e-30))
+    limit_error = 1e-3 if runner.dtype in (torch.float32, torch.float64) else 6e-2
+    if not error <= limit_error:
+        raise ModelError(
+            f"{type(model).__name__} gives other logits for a flat batch with a tree than alone "
+            f"(relative error {error:.1e}, allowed {limit_error:.0e}): its attention, positions or "
+            "mask do not follow the rows, so it cannot be served"
+        )
+
+
+def _path(node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = _TREE[node]
+    return path[::-1]
+
+
+def _stock_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """float32 [V] logits after the last token, from the module as the user has it."""
+    ids = torch.tensor([token_ids], device=model.device)
+    output = model(input_ids=ids, use_cache=False)
+    logits: torch.Tensor = output.logits[0, -1].float()
+    return logits

@@ -1,0 +1,290 @@
+"""Between the messages of the wire and the records of the Python API."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from specdec.errors import InvalidRequestError
+from specdec.output import RequestDelta, RequestStats, TokenLogprobs
+from specdec.request import FinishReason, SamplingParams, Speculation, SpeculationMode
+from specdec.tokenizer import Prompt
+from specdec.v1 import inference_pb2 as pb
+
+_SAMPLING_SCALARS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "max_tokens",
+    "ignore_eos",
+    "logprobs",
+    "seed",
+)
+_SPECULATION_SCALARS = ("max_nodes", "max_depth", "acceptance")
+_MODES = {
+    SpeculationMode.OFF: pb.SPECULATION_MODE_OFF,
+    SpeculationMode.FIXED: pb.SPECULATION_MODE_FIXED,
+    SpeculationMode.AUTO: pb.SPECULATION_MODE_AUTO,
+}
+_MODES_BACK = {value: mode for mode, value in _MODES.items()}
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+}
+_REASONS_BACK = {value: reason for reason, value in _REASONS.items()}
+_SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+_PROMPT_FIELDS = {"tokenized": "tokenized.input_ids", "text": "text", "chat": "chat.messages"}
+_STATS_ON_WIRE = (
+    "num_decode_passes",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_draft_path_tokens",
+    "num_accepted_draft_tokens",
+)
+
+
+# Server side: requests in, responses out.
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """The prompt of a request. Raises InvalidRequestError if it has none or an empty one."""
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequestError("input", "must be one of tokenized, text and chat")
+    if kind == "text":
+        return request.text
+    if kind == "tokenized":
+        return list(request.tokenized.input_ids)
+    if not request.chat.messages:
+        raise InvalidRequestError("chat.messages", "must hold at least one message")
+    return [{"role": m.role, "content": m.content} for m in request.chat.messages]
+
+
+def sampling_params_of(message: pb.SamplingParams) -> SamplingParams:
+    """The sampling parameters that are set; the others stay the model's defaults.
+
+    Raises InvalidRequestError naming the field.
+    """
+    values = {name: getattr(message, name) for name in _SAMPLING_SCALARS if message.HasField(name)}
+    return SamplingParams(
+        stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **values
+    )
+
+
+def speculation_of(message: pb.Speculation, defaults: Speculation) -> Speculation:
+    """The defaults with the fields that are set replaced. Raises InvalidRequestError."""
+    changes = {
+        name: getattr(message, name) for name in _SPECULATION_SCALARS if message.HasField(name)
+    }
+    if message.mode != pb.SPECULATION_MODE_UNSPECIFIED:
+        if message.mode not in _MODES_BACK:
+            raise InvalidRequestError("speculation.mode", f"unknown value {message.mode}")
+        changes["mode"] = _MODES_BACK[message.mode]
+    if message.drafts:
+        changes["drafts"] = tuple(message.drafts)
+    return dataclasses.replace(defaults, **changes)
+
+
+def wire_field(error: InvalidRequestError, request: pb.GenerateRequest) -> InvalidRequestError:
+    """The same error with its field named as on the wire, for example sampling_params.top_p."""
+    field = error.field
+    if field in _SAMPLING_FIELDS:
+        field = f"sampling_params.{field}"
+    elif field in ("prompt", "prompt_token_ids"):
+        field = _PROMPT_FIELDS.get(request.WhichOneof("input") or "", "input")
+    return InvalidRequestError(field, error.message)
+
+
+def api_field(field: str) -> str:
+    """The name in the Python API of a field that the wire calls so."""
+    if field == "input" or field in _PROMPT_FIELDS.values():
+        return "prompt"
+    return field.removeprefix("sampling_params.")
+
+
+def chunk_to_wire(delta: RequestDelta, completion_tokens: int) -> pb.GenerateStreamChunk:
+    """A delta as a chunk; completion_tokens: emitted so far, this delta included."""
+    return pb.GenerateStreamChunk(
+        text=delta.text,
+        token_ids=delta.token_ids,
+        output_logprobs=_logprobs_to_wire(delta.logprobs) if delta.logprobs else None,
+        prompt_tokens=delta.stats.num_prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=delta.stats.num_cached_tokens,
+        num_decode_passes=delta.stats.num_decode_passes,
+    )
+
+
+def _logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> pb.OutputLogProbs:
+    return pb.OutputLogProbs(
+        token_logprobs=[entry.logprob for entry in logprobs],
+        token_ids=[entry.token_id for entry in logprobs],
+        ranks=[entry.rank for entry in logprobs],
+        top_logprobs=[
+            pb.TopLogProbs(values=entry.top.values(), token_ids=entry.top.keys())
+            for entry in logprobs
+        ],
+    )
+
+
+def complete_to_wire(
+    delta: RequestDelta, seed: int, prompt_token_ids: Sequence[int] = ()
+) -> pb.GenerateComplete:
+    """The end of an answer, from its last delta (whose finish_reason is set)."""
+    assert delta.finish_reason is not None
+    stats = delta.stats
+    message = pb.GenerateComplete(
+        finish_reason=_REASONS[delta.finish_reason],
+        prompt_tokens=stats.num_prompt_tokens,
+        completion_tokens=stats.num_output_tokens,
+        cached_tokens=stats.num_cached_tokens,
+        num_preemptions=stats.num_preemptions,
+        seed=seed,
+        spec_decode=pb.SpecDecodeStats(
+            acceptance_histogram=stats.acceptance_histogram,
+            acceptance_length=stats.acceptance_length,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            acceptance_rate=stats.acceptance_rate,
+            path_acceptance_rate=stats.path_acceptance_rate,
+            **{name: getattr(stats, name) for name in _STATS_ON_WIRE},
+        ),
+        timings=pb.Timings(
+            time_to_first_token_seconds=stats.time_to_first_token,
+            decode_seconds=max(0.0, stats.last_token_time - stats.first_token_time),
+        ),
+        prompt_token_ids=prompt_token_ids,
+    )
+    if isinstance(delta.stop_reason, str):
+        message.matched_stop_str = delta.stop_reason
+    elif delta.stop_reason is not None:
+        message.matched_token_id = delta.stop_reason
+    return message
+
+
+# Client side: requests out, responses in.
+
+
+def request_to_wire(
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    speculation: Speculation | None = None,
+    *,
+    request_id: str = "",
+    return_prompt_token_ids: bool = False,
+) -> pb.GenerateRequest:
+    """A request for the wire. Raises InvalidRequestError for a prompt of another type."""
+    message = pb.GenerateRequest(request_id=request_id)
+    if return_prompt_token_ids:
+        message.return_prompt_token_ids = True
+    if params is not None:
+        message.sampling_params.CopyFrom(_sampling_params_to_wire(params))
+    if speculation is not None:
+        message.speculation.CopyFrom(_speculation_to_wire(speculation))
+    try:
+        _set_prompt(message, prompt)
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidRequestError(
+            "prompt", f"must be text, token ids or messages with role and content ({error!r})"
+        ) from error
+    return message
+
+
+def _set_prompt(message: pb.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        message.text = prompt
+        return
+    for item in prompt:
+        if isinstance(item, Mapping):
+            message.chat.messages.add(role=item["role"], content=item["content"])
+        else:
+            message.tokenized.input_ids.append(item)
+    if not prompt:
+        message.tokenized.SetInParent()
+
+
+def _sampling_params_to_wire(params: SamplingParams) -> pb.SamplingParams:
+    message = pb.SamplingParams()
+    for name in _SAMPLING_SCALARS:
+        value = getattr(params, name)
+        if value is not None:
+            try:
+                setattr(message, name, value)
+            except ValueError as error:
+                raise InvalidRequestError(name, f"too large for the wire: {value}") from error
+    message.stop.extend(params.stop or ())
+    message.stop_token_ids.extend(params.stop_token_ids or ())
+    return message
+
+
+def _speculation_to_wire(speculation: Speculation) -> pb.Speculation:
+    return pb.Speculation(
+        mode=_MODES[SpeculationMode(speculation.mode)],
+        drafts=speculation.drafts,
+        **{name: getattr(speculation, name) for name in _SPECULATION_SCALARS},
+    )
+
+
+def delta_of_chunk(request_id: str, chunk: pb.GenerateStreamChunk) -> RequestDelta:
+    """A chunk as a delta; its statistics are the running totals that a chunk carries."""
+    return RequestDelta(
+        request_id=request_id,
+        token_ids=tuple(chunk.token_ids),
+        text=chunk.text,
+        logprobs=_logprobs_of(chunk.output_logprobs),
+        finish_reason=None,
+        stop_reason=None,
+        stats=RequestStats(
+            num_prompt_tokens=chunk.prompt_tokens,
+            num_cached_tokens=chunk.cached_tokens,
+            num_output_tokens=chunk.completion_tokens,
+            num_decode_passes=chunk.num_decode_passes,
+        ),
+    )
+
+
+def _logprobs_of(message: pb.OutputLogProbs) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            token_id=token_id,
+            logprob=logprob,
+            rank=rank,
+            top=dict(zip(top.token_ids, top.values, strict=True)),
+        )
+        for token_id, logprob, rank, top in zip(
+            message.token_ids,
+            message.token_logprobs,
+            message.ranks,
+            message.top_logprobs,
+            strict=True,
+        )
+    )
+
+
+def delta_of_complete(request_id: str, complete: pb.GenerateComplete) -> RequestDelta:
+    """The end of an answer as a delta without tokens; times count from the request's arrival."""
+    matched = complete.WhichOneof("matched_stop")
+    spec = complete.spec_decode
+    first = complete.timings.time_to_first_token_seconds
+    return RequestDelta(
+        request_id=request_id,
+        token_ids=(),
+        text="",
+        logprobs=(),
+        finish_reason=_REASONS_BACK[complete.finish_reason],
+        stop_reason=None if matched is None else getattr(complete, matched),
+        stats=RequestStats(
+            num_prompt_tokens=complete.prompt_tokens,
+            num_cached_tokens=complete.cached_tokens,
+            num_output_tokens=complete.completion_tokens,
+            num_preemptions=complete.num_preemptions,
+            acceptance_histogram=list(spec.acceptance_histogram),
+            first_token_time=first,
+            last_token_time=first + complete.timings.decode_seconds,
+            **{name: getattr(spec, name) for name in _STATS_ON_WIRE},
+        ),
+    )

@@ -1,0 +1,67 @@
+"""Tiny targets, scripted drafters and judges for tests of anything built on specdec."""
+
+from specdec.testing.checks import (
+    LawCheck,
+    TeacherForced,
+    assert_law,
+    bf16_step,
+    chi_square_tail,
+    law_check,
+    page_check,
+    reference_generate,
+    teacher_forced_check,
+)
+from specdec.testing.drafters import (
+    DRAFT_KINDS,
+    GuidedDrafter,
+    NoisyDrafter,
+    OracleDrafter,
+    RandomDrafter,
+    ScriptedDrafter,
+    SelfDrafter,
+    TestDrafter,
+    draft_of_kind,
+    greedy_continuation,
+)
+from specdec.testing.models import (
+    constant_law_model,
+    first_seen_positions,
+    markov_model,
+    random_prompts,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_qwen2,
+    with_eos,
+)
+from specdec.testing.tokenizers import tiny_tokenizer
+
+__all__ = [
+    "DRAFT_KINDS",
+    "GuidedDrafter",
+    "LawCheck",
+    "NoisyDrafter",
+    "OracleDrafter",
+    "RandomDrafter",
+    "ScriptedDrafter",
+    "SelfDrafter",
+    "TeacherForced",
+    "TestDrafter",
+    "assert_law",
+    "bf16_step",
+    "chi_square_tail",
+    "constant_law_model",
+    "draft_of_kind",
+    "first_seen_positions",
+    "greedy_continuation",
+    "law_check",
+    "markov_model",
+    "page_check",
+    "random_prompts",
+    "reference_generate",
+    "teacher_forced_check",
+    "tiny_gpt2",
+    "tiny_llama",
+    "tiny_qwen2",
+    "tiny_tokenizer",
+    "with_eos",
+]

@@ -1,0 +1,300 @@
+"""Tree attention on the CPU against a dense oracle in fp64 that shares no code with it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_kernels import TreeBatch, plan_tree_attention, tree_attention
+from specdec_kernels.testing import (
+    RandomStep,
+    assert_matches_low_precision_reference,
+    dense_attention,
+    random_step,
+    random_tree,
+)
+from specdec_kernels.tree_attention import cpu
+from specdec_kernels.tree_attention.api import Impl
+from specdec_kernels.tree_attention.reference import reference_tree_attention
+
+IMPLS: list[Impl] = ["reference", "cpu"]
+HEADS = [(9, 3), (6, 2), (12, 4), (8, 1), (7, 1), (6, 6), (15, 5), (24, 1), (40, 1), (96, 6)]
+LOW = [torch.float16, torch.bfloat16]
+
+
+def trees(*sizes: int, seed: int = 0) -> list[list[int] | int]:
+    rng = random.Random(seed)
+    return [random_tree(rng, size) for size in sizes]
+
+
+def attend(step: RandomStep, impl: Impl, **options: Any) -> torch.Tensor:
+    options.setdefault("scale", step.query.shape[2] ** -0.5)
+    plan = plan_tree_attention(step.batch, impl=impl)
+    assert plan.impl == impl
+    first = tree_attention(step.query, step.key_cache, step.value_cache, plan, **options)
+    again = tree_attention(step.query, step.key_cache, step.value_cache, plan, **options)
+    assert torch.equal(first, again), "a plan must serve every layer alike"
+    return first
+
+
+def check(step: RandomStep, **options: Any) -> None:
+    """Both forms against the oracle, with the budget of an independent low-precision evaluation."""
+    options.setdefault("scale", step.query.shape[2] ** -0.5)
+    high = dense_attention(step, **options)
+    low = dense_attention(step, dtype=step.query.dtype, **options)
+    for impl in IMPLS:
+        actual = attend(step, impl, **options)
+        if actual.dtype == torch.float64:
+            torch.testing.assert_close(actual, high, atol=1e-13, rtol=1e-13)
+        else:
+            assert_matches_low_precision_reference(actual, high, low, impl)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 5, 17])
+def test_head_groups_and_contexts(heads: tuple[int, int], num_rows: int) -> None:
+    """N1: any group size and KV head count, against SDPA's fp32 tolerance."""
+    lengths = [1, 15, 16, 17, 1000]
+    parents = trees(*[num_rows] * 5, seed=num_rows)
+    step = random_step(parents, lengths, num_heads=heads[0], num_kv_heads=heads[1], head_dim=32)
+    exact = dense_attention(step, scale=0.3)
+    for impl in IMPLS:
+        actual = attend(step, impl, scale=0.3)
+        torch.testing.assert_close(actual.double(), exact, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 112, 128, 160, 192, 256])
+def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
+    """N3: no head_dim is cut or padded wrongly, in decode, verify and prompt rows."""
+    step = random_step(
+        [[-1], *trees(16), 40], [70, 33, 5], num_heads=6, num_kv_heads=2,
+        head_dim=head_dim, dtype=dtype,
+    )  # fmt: skip
+    check(step)
+    tolerance = 1e-3 if dtype == torch.float16 else 1e-2
+    exact = dense_attention(step, scale=head_dim**-0.5)
+    for impl in IMPLS:
+        actual = attend(step, impl).double()
+        torch.testing.assert_close(actual, exact, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16, 64, 128])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_page_sizes_and_empty_prefixes(page_size: int, shuffled: bool) -> None:
+    parents = [*trees(1, 2, 16, 33, 64), 5, 0, 40, 1, *trees(8)]
+    lengths = [0, 1, 15, 16, 17, 0, 12, 100, 0, 0]
+    step = random_step(parents, lengths, head_dim=16, page_size=page_size, shuffled=shuffled)
+    check(step)
+    check(step, window=9)
+
+
+@pytest.mark.parametrize("num_nodes", [31, 32, 33, 64, 65, 128, 129, 193, 256])
+def test_tree_sizes_around_words_and_forms(num_nodes: int) -> None:
+    step = random_step(trees(num_nodes, seed=num_nodes), [21], head_dim=16)
+    check(step)
+    check(step, window=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOW], ids=str)
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 33, 64, 10_000])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_windows_and_softcap(window: int, softcap: float | None, dtype: torch.dtype) -> None:
+    """A window counts logical positions, so siblings and deep nodes see different tokens."""
+    parents = [*trees(1, 9, 50), 6, 45]
+    step = random_step(parents, [40, 8, 61, 30, 0], head_dim=16, dtype=dtype, seed=window)
+    check(step, window=window, softcap=softcap, scale=0.5)
+
+
+@pytest.mark.parametrize("window", [None, 100, 256, 600])
+def test_long_chains_are_cut_into_blocks(window: int | None) -> None:
+    step = random_step([600, 257, 300], [0, 70, 500], num_heads=2, num_kv_heads=1, head_dim=16)
+    check(step, window=window)
+    check(step, window=window, softcap=2.0)
+
+
+def test_the_fused_low_precision_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU with bf16 matrix tiles runs, whatever this one has."""
+    step = random_step([*trees(1, 9, 50), 6, 45, 1], [40, 8, 61, 30, 0, 5], dtype=torch.bfloat16)
+    for native in (frozenset[torch.dtype](), frozenset({torch.bfloat16})):
+        monkeypatch.setattr(cpu, "_NATIVE", native)
+        for window in (None, 1, 7, 40):
+            check(step, window=window)
+        check(step, softcap=3.0)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("num_nodes", [12, 70])
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_row_depends_on_nothing_it_does_not_see(
+    impl: Impl, num_nodes: int, window: int | None
+) -> None:
+    """Bit for bit, whatever the other nodes and requests hold (extreme values included)."""
+    parents = trees(num_nodes, 5, seed=3)
+    step = random_step(parents, [35, 4], head_dim=16)
+    before = attend(step, impl, window=window)
+    node = num_nodes - 1
+    path = set()
+    while node >= 0:
+        path.add(node)
+        node = parents[0][node]  # type: ignore[index]
+    others = [n for n in range(step.batch.num_rows) if n not in path]
+    assert len(others) > 5
+    slots = step.batch.slots[others]
+    step.key_cache.flatten(0, 1)[slots] = 1e4
+    step.value_cache.flatten(0, 1)[slots] = -1e4
+    step.query[others] *= -3
+    after = attend(step, impl, window=window)
+    row = num_nodes - 1
+    assert torch.equal(before[row], after[row])
+    assert not torch.equal(before, after)
+
+
+def test_padded_and_empty_requests_change_nothing() -> None:
+    """N5: rows that see only themselves, and requests of no rows, beside real ones."""
+    rng = random.Random(5)
+    tree = random_tree(rng, 5)
+    padded = [*tree, 0, 0, 0]
+    alone = random_step([tree], [20], head_dim=16)
+    step = random_step([padded, 0, 0], [20, 0, 7], head_dim=16)
+    for slot in range(25):
+        page, offset = divmod(slot, 16)
+        for mine, theirs in (
+            (step.key_cache, alone.keys[0]),
+            (step.value_cache, alone.values[0]),
+        ):
+            mine[step.batch.block_tables_host[0][page], offset] = theirs[slot]
+    for node in (5, 6, 7):
+        place = step.batch.slots[node]
+        step.value_cache.flatten(0, 1)[place] = 1e4
+    step.query[:5] = alone.query
+    for impl in IMPLS:
+        actual = attend(step, impl)
+        assert torch.isfinite(actual).all()
+        torch.testing.assert_close(actual[:5], attend(alone, impl), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("rows", [1, 7, 32, 33, 200])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_chain_is_the_tree_that_is_one_path(impl: Impl, rows: int, window: int | None) -> None:
+    explicit = list(range(-1, rows - 1))
+    chain = random_step([rows], [50], head_dim=16)
+    tree = random_step([explicit], [50], head_dim=16)
+    expected = attend(chain, impl, window=window)
+    torch.testing.assert_close(attend(tree, impl, window=window), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pages_may_lie_anywhere(impl: Impl, dtype: torch.dtype) -> None:
+    parents = [*trees(1, 16, 40), 50]
+    lengths = [130, 90, 64, 100]
+    results = [
+        attend(
+            random_step(parents, lengths, dtype=dtype, shuffled=shuffled, page_size=page_size),
+            impl,
+            window=window,
+        )
+        for window in (None, 40)
+        for shuffled in (True, False)
+        for page_size in (1, 16)
+    ]
+    rounding = {"atol": 1e-6, "rtol": torch.finfo(dtype).eps}
+    for result in results[1:4]:
+        torch.testing.assert_close(result, results[0], **rounding)
+    for result in results[5:]:
+        torch.testing.assert_close(result, results[4], **rounding)
+
+
+def test_one_plan_serves_layers_of_different_kinds() -> None:
+    """Alternating windows, caps, head counts and dtypes must not see each other's buffers."""
+    kinds: list[dict[str, Any]] = [
+        {"window": None}, {"window": 8}, {"softcap": 2.0}, {"window": 8, "softcap": 2.0},
+    ]  # fmt: skip
+    parents, lengths = [*trees(9, 40), 50], [30, 20, 5]
+    steps = [
+        random_step(parents, lengths, head_dim=16),
+        random_step(parents, lengths, head_dim=32, num_heads=4, num_kv_heads=4),
+        random_step(parents, lengths, head_dim=16, dtype=torch.bfloat16),
+    ]
+    plan = plan_tree_attention(steps[0].batch)
+    assert plan.impl == "cpu"
+    for _ in range(2):
+        for step in steps:
+            for kind in kinds:
+                actual = tree_attention(
+                    step.query, step.key_cache, step.value_cache, plan, scale=0.2, **kind
+                )
+                exact = dense_attention(step, scale=0.2, **kind)
+                tolerance = 2 * torch.finfo(actual.dtype).eps + 1e-6
+                torch.testing.assert_close(
+                    actual.double(), exact, atol=8 * tolerance, rtol=8 * tolerance
+                )
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_strided_queries_and_caches(impl: Impl) -> None:
+    """A model hands over views: heads split from a projection, layers of a stacked cache."""
+    step = random_step([*trees(9, 40), 50], [30, 20, 5], head_dim=16)
+    expected = attend(step, impl)
+    plan = plan_tree_attention(step.batch, impl=impl)
+    query = step.query.transpose(0, 1).contiguous().transpose(0, 1)
+    stacked = torch.stack([step.key_cache, step.value_cache], dim=2)
+    actual = tree_attention(query, stacked[:, :, 0], stacked[:, :, 1], plan, scale=0.25)
+    assert actual.is_contiguous()
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_step_without_rows(impl: Impl) -> None:
+    step = random_step([0, 0], [5, 0], head_dim=16)
+    assert attend(step, impl).shape == (0, 9, 16)
+    assert attend(step, impl, window=3, softcap=1.0).shape == (0, 9, 16)
+
+
+def test_low_precision_computes_its_softmax_in_fp32() -> None:
+    """bf16 results must be the fp64 result rounded once, up to a unit in the last place."""
+    step = random_step(trees(1, 16), [2000, 700], dtype=torch.bfloat16)
+    exact = dense_attention(step, scale=0.125)
+    actual = attend(step, "reference", scale=0.125).double()
+    eps = torch.finfo(torch.bfloat16).eps
+    assert ((actual - exact).abs() <= eps * exact.abs() + 1e-6).all()
+
+
+def test_the_reference_can_compute_in_low_precision() -> None:
+    step = random_step(trees(1, 16), [200, 70], dtype=torch.bfloat16)
+    arguments = (step.query, step.key_cache, step.value_cache, step.batch)
+    exact = dense_attention(step, scale=0.125)
+    errors = [
+        (reference_tree_attention(*arguments, scale=0.125, upcast=upcast) - exact).square().mean()
+        for upcast in (True, False)
+    ]
+    assert errors[0] < errors[1] < 1e-4
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_row_scored_in_a_tree_is_nearly_the_row_decoded_alone(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16: the form must not change with the row count, or 30 % of the outputs round apart."""
+    monkeypatch.setattr(cpu, "_NATIVE", frozenset({torch.bfloat16} if native else ()))
+    step = random_step([16], [300], dtype=torch.bfloat16, shuffled=False)
+    together = attend(step, "cpu")
+    table = step.batch.block_tables_host
+    apart = torch.cat(
+        [
+            tree_attention(
+                step.query[row : row + 1],
+                step.key_cache,
+                step.value_cache,
+                plan_tree_attention(TreeBatch.from_lists([[-1]], [300 + row], table, 16)),
+                scale=0.125,
+            )
+            for row in range(16)
+        ]
+    )
+    assert (together != apart).float().mean() < 0.01
