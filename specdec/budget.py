@@ -139,20 +139,29 @@ def _best_first(candidates: Sequence[Candidate], max_rows: int) -> list[tuple[fl
     return chosen
 
 
-def cut(candidates: Sequence[Candidate], base_rows: int, max_rows: int, costs: CostTable) -> None:
+def cut(
+    candidates: Sequence[Candidate],
+    *,
+    base_rows: int,
+    num_judged: int,
+    max_rows: int,
+    costs: CostTable,
+) -> None:
     """Choose the nodes to score. Mutates `kept` of every candidate (node indices, root first).
 
-    base_rows: rows of the step before any drafted node. max_rows: rows of the step at most.
+    base_rows: rows of the step before any drafted node. num_judged: requests of the step that emit
+    a token in any case. max_rows: rows of the step at most.
     Candidates with by_cost = False take their best nodes up to their limits; the others share what
     is left for as long as expected tokens per millisecond grow.
     """
     fixed = [candidate for candidate in candidates if not candidate.by_cost]
-    for _, index, node in _best_first(fixed, max_rows - base_rows):
+    expected = float(num_judged)
+    for survival, index, node in _best_first(fixed, max_rows - base_rows):
         fixed[index].kept.append(node)
+        expected += survival
         base_rows += 1
     auto = [candidate for candidate in candidates if candidate.by_cost]
     chosen = _best_first(auto, max_rows - base_rows)
-    expected = float(len(auto))
     best_rate, best_length = expected / costs.cost(base_rows), 0
     for length, (survival, _, _) in enumerate(chosen, start=1):
         expected += survival

@@ -54,7 +54,13 @@ class Proposer:
             survival = self._calibration.survival(drafter, tree)
             candidates.append(Candidate(tree, survival, entry.max_nodes, entry.max_depth, by_cost))
         base_rows = sum(entry.num_pending for entry in plan.entries)
-        cut(candidates, base_rows, max_rows, self._costs)
+        cut(
+            candidates,
+            base_rows=base_rows,
+            num_judged=len(trees),
+            max_rows=max_rows,
+            costs=self._costs,
+        )
         for entry, candidate in zip(wanting, candidates, strict=True):
             order = principal_first(candidate.tree, candidate.kept, candidate.survival)
             trees[entry.request.request_id] = candidate.tree.select(order)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _FP32_NAMES = {"fp32", "float32"}
 _STOP_SECONDS = 10.0
 
+_TITLE = "tokens/s with speculation off and on: same greedy requests, same server"
 _FIRST_PROMPT = "What is a prime number? Give three examples."
 _WARM_UP_PROMPT = "Name the four seasons, one a line, then name them again in reverse order."
 _PROMPTS = {

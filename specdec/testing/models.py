@@ -132,6 +132,33 @@ def markov_model(
     return model
 
 
+def script_model(
+    script: Sequence[int], first_position: int, *, vocab_size: int = 512, max_positions: int = 256
+) -> PreTrainedModel:
+    """SCRIPT: a GPT-2 whose token at absolute position first_position + i is script[i], whatever
+    came before; the script repeats. For texts that a random model would not say.
+
+    Token embeddings and residual branches are zero; position p is a unit vector that lm_head turns
+    into the token at p + 1 with a logit of about 16, all others being near 0.
+    """
+    hidden_size = -(-max(64, max_positions) // 64) * 64
+    config = GPT2Config(**_fields(
+        vocab_size=vocab_size, n_embd=hidden_size, n_layer=1, n_head=hidden_size // 64,
+        n_positions=max_positions, tie_word_embeddings=False,
+    ))  # fmt: skip
+    model = _seeded(GPT2LMHeadModel, config, 0)
+    for name, parameter in model.named_parameters():
+        if "ln_f" not in name:
+            parameter.data.zero_()
+    positions = cast(Any, model).transformer.wpe
+    _weight(positions).copy_(10.0 * torch.eye(max_positions, hidden_size))
+    head = _weight(model.get_output_embeddings())
+    for position in range(max_positions):
+        token = script[(position + 1 - first_position) % len(script)]
+        head[token, position] = 16.0 / hidden_size**0.5
+    return model
+
+
 def _log_law(law: torch.Tensor) -> torch.Tensor:
     if not torch.allclose(law.sum(-1), torch.ones_like(law.sum(-1)), atol=1e-9):
         raise ValueError("each law must sum to 1")

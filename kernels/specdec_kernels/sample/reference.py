@@ -9,6 +9,9 @@ from specdec_kernels.sample.philox import philox_words
 
 Floats = NDArray[np.float32]
 
+_MAX_NOISE = np.float32(23.0)
+"""Above gumbel_noise of every word: that of word 0 is 33 log 2 = 22.87."""
+
 
 def gumbel_noise(words: NDArray[np.uint32]) -> Floats:
     """Gumbel(0, 1) noise of uniform 32-bit words: -log(-log1p(-u)) with u = (word + 1/2) / 2**32.
@@ -92,5 +95,9 @@ def choose_token(
     if len(kept) == 1:
         return int(kept[0])
     words = philox_words(seed, 0, position, int(kept[-1]) + 1)
-    scores = scaled + gumbel_noise(words[kept])
-    return int(kept[np.argmax(scores)])
+    # Noise is at most _MAX_NOISE, so a token further below the best one's score cannot win.
+    best = int(np.argmax(scaled))
+    floor = scaled[best] + gumbel_noise(words[kept[best : best + 1]])[0] - _MAX_NOISE
+    able = np.flatnonzero(scaled >= floor)
+    scores = scaled[able] + gumbel_noise(words[kept[able]])
+    return int(kept[able[np.argmax(scores)]])
