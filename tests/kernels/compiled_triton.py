@@ -2,7 +2,8 @@
 
     python compiled_triton.py BACKEND ARCH WARP_SIZE NUM_SHAPES
 
-NUM_SHAPES limits how many shapes of the attention kernel are compiled, in the order below. Prints one line of JSON per kernel: its name, the bytes of shared memory and of the binary.
+NUM_SHAPES limits how many shapes of the attention kernel are compiled, in the order below.
+Prints one line of JSON per kernel: name, dtype, bytes of shared memory, bytes of the binary.
 """
 
 from __future__ import annotations

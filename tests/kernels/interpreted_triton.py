@@ -20,7 +20,7 @@ from specdec_kernels.testing import (
     random_step,
     random_tree,
 )
-from specdec_kernels.tree_attention.triton import block_sizes
+from specdec_kernels.tree_attention.triton import TritonPlan, block_sizes
 from specdec_kernels.write_kv.triton import triton_write_kv
 
 
@@ -76,6 +76,26 @@ def test_page_sizes(page_size: int) -> None:
                        page_size=page_size)  # fmt: skip
     check(step)
     check(step, window=20)
+
+
+def test_windows_that_begin_at_any_place_of_a_tile() -> None:
+    lengths = list(range(28, 72))
+    parents: list[list[int] | int] = [[-1] for _ in lengths]
+    step = random_step(parents, lengths, num_heads=1, num_kv_heads=1, head_dim=16)
+    check(step, window=5)
+
+
+def test_programs_may_run_in_any_order() -> None:
+    """Spare lanes of a program (64 are not a multiple of 3 heads) must not write other rows."""
+    step = random_step(trees(60), [10], num_heads=3, num_kv_heads=1, head_dim=16)
+    plan = plan_tree_attention(step.batch, impl="triton")
+    assert isinstance(plan, TritonPlan)
+    rows = block_sizes(3, 16, 60, step.query.element_size())[0]
+    requests, firsts = plan._blocks_of(rows)
+    assert len(firsts) > 1
+    plan._blocks[rows] = (requests.flip(0), firsts.flip(0))
+    arguments = (step.query, step.key_cache, step.value_cache, plan)
+    torch.testing.assert_close(tree_attention(*arguments, scale=0.25), check(step, scale=0.25))
 
 
 @pytest.mark.parametrize("num_nodes", [63, 64, 65, 129, 256])

@@ -109,6 +109,17 @@ def test_windows_and_softcap(window: int, softcap: float | None, dtype: torch.dt
     check(step, window=window, softcap=softcap, scale=0.5)
 
 
+@pytest.mark.parametrize("window", range(1, 9))
+def test_windows_that_just_cover_or_just_miss(window: int) -> None:
+    shapes: list[list[int] | int] = [[-1], [-1, 0], [-1, 0, 0], [-1, 0, 1], 2, 4]
+    pairs = [(shape, length) for shape in shapes for length in range(8)]
+    step = random_step(
+        [shape for shape, _ in pairs], [length for _, length in pairs],
+        num_heads=2, num_kv_heads=1, head_dim=8, page_size=2,
+    )  # fmt: skip
+    check(step, window=window)
+
+
 @pytest.mark.parametrize("window", [None, 100, 256, 600])
 def test_long_chains_are_cut_into_blocks(window: int | None) -> None:
     step = random_step([600, 257, 300], [0, 70, 500], num_heads=2, num_kv_heads=1, head_dim=16)
