@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from specdec_drafts import available_drafters
 from specdec_evals.prompts import WARM_UP_TEXTS, Prompt, PromptSetError, load_prompts
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--model", default="smollm2-135m-instruct")
     add("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"), help="of specdec")
     add("--transformers-dtype", choices=("bf16", "fp16", "fp32"), help="default: the faster one")
-    add("--draft", default="ngram")
+    add("--draft", default="ngram", choices=sorted(available_drafters()))
     add("--modes", nargs="+", default=list(MODES), choices=MODES, help="speculation modes")
     add("--max-nodes", type=int, help="drafted nodes a step; default: the engine's")
     add("--rounds", type=int, default=1, help="times each prompt is answered by each arm")
@@ -93,18 +94,19 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(f"Loading {options.model} ({options.dtype}, draft {options.draft})")
     llm = LLM(options.model, dtype=options.dtype, draft=options.draft)
     warm_up = [encode(llm.tokenizer, text) for text in WARM_UP_TEXTS]
+    warm_up_tokens = min(WARM_UP_TOKENS, options.max_tokens)
     chosen = options.transformers_dtype
     console.print("Timing transformers' generate() by dtype")
     baseline, speeds = faster_transformers(
         llm.model_path,
         warm_up,
         dtypes=[chosen] if chosen else ["fp32", "bf16"],
-        max_tokens=WARM_UP_TOKENS,
+        max_tokens=warm_up_tokens,
     )
     arms = [baseline, *specdec_arms(llm, options)]
     for arm in arms:
         for token_ids in warm_up:
-            arm.answer(token_ids, WARM_UP_TOKENS)
+            arm.answer(token_ids, warm_up_tokens)
     encoded: list[tuple[Prompt, list[int]]] = [
         (prompt, encode(llm.tokenizer, prompt.text)) for prompt in prompts
     ]

@@ -9,36 +9,37 @@ from specdec_evals.measure import ArmSummary, Summary
 
 
 def table(summary: Summary) -> Table:
-    """A rich table of one row an arm; brackets hold 95 % bootstrap intervals over questions."""
-    title = f"{summary.num_questions} questions, greedy, cold, medians [95 % interval]"
+    """A rich table of one column an arm; brackets hold 95 % bootstrap intervals over questions."""
+    title = f"{summary.num_questions} questions, greedy, cold; medians [95 % interval]"
     if summary.num_left_out:
         title += f"; {summary.num_left_out} left out of the speeds (fewer than two tokens)"
-    first = summary.arms[0].name
     made = Table(title=title)
     made.add_column("")
-    made.add_column("dtype")
-    for heading in (
+    for arm in summary.arms:
+        made.add_column(arm.name, justify="right")
+    first = summary.arms[0].name
+    headings = (
+        "weights",
         "tokens/s",
         f"x {first}",
         "x plain",
         "acceptance length",
-        "first token ms",
+        "first token, ms",
         "end-to-end tokens/s",
         f"same ids as {first}",
         "same ids as plain",
-    ):
-        made.add_column(heading, justify="right")
-    for arm in summary.arms:
-        made.add_row(*_row(arm, summary.num_questions))
+    )
+    columns = [_cells(arm, summary.num_questions) for arm in summary.arms]
+    for heading, *cells in zip(headings, *columns, strict=True):
+        made.add_row(heading, *cells)
     return made
 
 
-def _row(arm: ArmSummary, num_questions: int) -> list[str]:
+def _cells(arm: ArmSummary, num_questions: int) -> list[str]:
     def count(number: int | None) -> str:
-        return "-" if number is None else f"{number}/{num_questions}"
+        return "-" if number is None else f"{number} of {num_questions}"
 
     return [
-        arm.name,
         arm.dtype,
         _figure(arm.tokens_per_second, 1),
         _figure(arm.against_first, 2),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from specdec.cli.answer import read_answer
+from specdec.cli.comparison import Pair, comparison_table, conclusion, probability_gap
 from specdec.cli.serve import LISTENING, READY
 from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.model.catalog import DEFAULT_MODEL
@@ -24,11 +23,9 @@ from specdec.tokenizer import Prompt
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from specdec.rpc.client import Client, GenerateStream
 
-_FP32_NAMES = {"fp32", "float32"}
 _STOP_SECONDS = 10.0
 
 _TITLE = "tokens/s with speculation off and on: same greedy requests, same server"
@@ -48,7 +45,7 @@ _PROMPTS = {
         "Visitors may borow five books for three weeks. The libary is closed on Sunday, and "
         "visitors who return books late pay a small fee for every week."
     ),
-    "question on a text": (
+    "question": (
         "The Danube rises in the Black Forest and flows for 2,850 kilometres through ten countries "
         "before it reaches the Black Sea. Vienna, Bratislava, Budapest and Belgrade lie on its "
         "banks. Answer in full sentences: where does the Danube rise, how long is it, and which "
@@ -57,23 +54,6 @@ _PROMPTS = {
     "list": "Write the multiplication table of 7 from 7 x 1 to 7 x 12, one line each.",
     "story": "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
 }
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """The same prompt without and with speculation."""
-
-    name: str
-    off: RequestOutput
-    on: RequestOutput
-
-    @property
-    def ratio(self) -> float:
-        return self.on.stats.tokens_per_second / max(self.off.stats.tokens_per_second, 1e-9)
-
-    @property
-    def identical(self) -> bool:
-        return self.off.token_ids == self.on.token_ids
 
 
 def demo(
@@ -102,8 +82,8 @@ def demo(
             raise typer.Exit(130)
         pairs = _compare(asker)
     console.print()
-    console.print(_table(pairs))
-    console.print(_conclusion(pairs, dtype), soft_wrap=True)
+    console.print(comparison_table(pairs))
+    console.print(conclusion(pairs), soft_wrap=True)
 
 
 @contextmanager
@@ -163,11 +143,15 @@ class _Asker:
     def complete(self, text: str, mode: str) -> RequestOutput:
         return self._client.complete(self._prompt(text), self._params, Speculation(mode=mode))
 
+    def with_logprobs(self, text: str, max_tokens: int) -> RequestOutput:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=5)
+        return self._client.complete(self._prompt(text), params, Speculation(mode="off"))
+
     def _prompt(self, text: str) -> Prompt:
         return [{"role": "user", "content": text}] if self._has_template else text
 
 
-def _compare(asker: _Asker) -> list[_Pair]:
+def _compare(asker: _Asker) -> list[Pair]:
     """Ask everything with and without speculation, taking turns at going first."""
     from rich.console import Console
     from rich.progress import track
@@ -184,68 +168,7 @@ def _compare(asker: _Asker) -> list[_Pair]:
     for index, (name, text) in enumerate(questions):
         modes = ["off", "auto"] if index % 2 == 0 else ["auto", "off"]
         outputs = {mode: asker.complete(text, mode) for mode in modes}
-        pairs.append(_Pair(name, outputs["off"], outputs["auto"]))
+        off, on = outputs["off"], outputs["auto"]
+        gap = probability_gap(off, on, partial(asker.with_logprobs, text))
+        pairs.append(Pair(name, off, on, gap))
     return pairs
-
-
-def _table(pairs: list[_Pair]) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        "prompt", title="tokens/s with speculation off and on: same greedy requests, same server"
-    )
-    for column in ("tokens", "off", "on", "on / off", "acceptance length"):
-        table.add_column(column, justify="right")
-    table.add_column("identical")
-    for pair in pairs:
-        table.add_row(
-            pair.name,
-            str(len(pair.on.token_ids)),
-            f"{pair.off.stats.tokens_per_second:.1f}",
-            f"{pair.on.stats.tokens_per_second:.1f}",
-            f"{pair.ratio:.2f}",
-            f"{pair.on.stats.acceptance_length:.2f}",
-            "yes" if pair.identical else "no",
-        )
-    table.add_section()
-    table.add_row(
-        "median",
-        "",
-        f"{statistics.median(p.off.stats.tokens_per_second for p in pairs):.1f}",
-        f"{statistics.median(p.on.stats.tokens_per_second for p in pairs):.1f}",
-        f"{statistics.median(p.ratio for p in pairs):.2f}",
-        f"{statistics.median(p.on.stats.acceptance_length for p in pairs):.2f}",
-        f"{sum(p.identical for p in pairs)} of {len(pairs)}",
-    )
-    return table
-
-
-def _conclusion(pairs: list[_Pair], dtype: str) -> str:
-    """What the table means, in words that hold for these runs only."""
-    lines = [
-        "tokens/s counts from the first token to the last. The draft looks up what was written "
-        "before, so it pays where text repeats (code, corrections, lists) and not in a story."
-    ]
-    different = [pair for pair in pairs if not pair.identical]
-    if not different:
-        lines.append(f"All {len(pairs)} texts are identical with and without speculation.")
-    elif dtype in _FP32_NAMES:
-        lines.append(
-            f"Texts differ: {', '.join(p.name for p in different)}. In fp32 they should not: "
-            "please report this."
-        )
-    else:
-        where = ", ".join(f"{p.name} (token {_first_difference(p)})" for p in different)
-        lines.append(
-            f"Texts differ: {where}. 16-bit arithmetic rounds differently for one row and for "
-            "several, and where two tokens are nearly equal the choice flips; from there on both "
-            "are greedy answers. With --dtype fp32 the texts agree."
-        )
-    return "\n".join(lines)
-
-
-def _first_difference(pair: _Pair) -> int:
-    same = takewhile(
-        lambda two: two[0] == two[1], zip(pair.off.token_ids, pair.on.token_ids, strict=False)
-    )
-    return sum(1 for _ in same)

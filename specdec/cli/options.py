@@ -160,12 +160,20 @@ def load_llm(
 
     Raises ModelError or InvalidRequestError.
     """
-    from specdec.llm import LLM
+    from rich.console import Console
 
-    return LLM(
-        model,
-        draft=draft or DEFAULT_DRAFT,
-        generation_config=generation_config.value,
-        speculation=speculation or Speculation(),
-        **settings,
-    )
+    from specdec.model import resolve_model
+
+    path = resolve_model(model)  # shows progress of its own if it has to download
+    errors = Console(stderr=True)
+    # Off when stderr is no terminal: a status shows nothing there.
+    with errors.status(f"loading {model}"):
+        from specdec.llm import LLM
+
+        return LLM(
+            path,
+            draft=draft or DEFAULT_DRAFT,
+            generation_config=generation_config.value,
+            speculation=speculation or Speculation(),
+            **settings,
+        )

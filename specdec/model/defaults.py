@@ -51,10 +51,10 @@ def eos_token_ids(
 def sampling_defaults(generation_config: GenerationConfig | None) -> dict[str, Any]:
     """The sampling parameters that the checkpoint's author recommends.
 
-    As in vLLM: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and `max_new_tokens`,
-    only those that `generation_config.json` sets to something that changes the result. An explicit
-    `do_sample: false` means temperature 0, and the filters, which are then without effect, are
-    left out.
+    As in vLLM: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty` and `max_new_tokens`
+    (as `max_tokens`), only those that `generation_config.json` sets to something that changes the
+    result. An explicit `do_sample: false` means temperature 0, and the filters, which are then
+    without effect, are left out.
     """
     if generation_config is None:
         return {}
@@ -69,7 +69,7 @@ def sampling_defaults(generation_config: GenerationConfig | None) -> dict[str, A
     if greedy:
         found["temperature"] = 0.0
     if stated.get("max_new_tokens") is not None:
-        found["max_new_tokens"] = int(stated["max_new_tokens"])
+        found["max_tokens"] = int(stated["max_new_tokens"])
     return found
 
 

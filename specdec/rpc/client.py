@@ -152,8 +152,9 @@ class Client:
 def join_deltas(stream: GenerateStream, *, wants_logprobs: bool) -> RequestOutput:
     """Read a stream to its end and put the answer together."""
     deltas = list(stream)
-    last = deltas[-1]
-    assert last.finish_reason is not None, "the server ended a call without a complete message"
+    last = deltas[-1] if deltas else None
+    if last is None or last.finish_reason is None:
+        raise ServerError(grpc.StatusCode.INTERNAL, "the call ended without a complete message")
     return RequestOutput(
         request_id=last.request_id,
         prompt_token_ids=stream.prompt_token_ids,

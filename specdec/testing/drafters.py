@@ -124,7 +124,8 @@ class GuidedDrafter(TestDrafter):
 
     guess: of a request and a depth, the tokens to come, at most that many (fewer means "unknown").
     shape: of the tree; at every node of the guessed path the right child stands at a random place
-    among the siblings, the others being decoys with random tokens and children of their own.
+    among the siblings, the others being decoys with random tokens and children of their own, and
+    all have random estimates.
     accuracy: probability that the guessed token of a depth is offered at all; below a miss there
     are only decoys.
     """
@@ -166,7 +167,9 @@ class GuidedDrafter(TestDrafter):
                 siblings.insert(rng.randrange(len(siblings) + 1), token)
             next_node = 0
             for sibling in siblings:
-                child = builder.add(node, sibling, 0.9 if sibling == token else 0.3)
+                # Estimates that know nothing of the truth: the accepted path is then seldom the
+                # principal one, so it has to be moved into place.
+                child = builder.add(node, sibling, rng.uniform(0.2, 0.9))
                 if sibling == token:
                     next_node = child
                 else:

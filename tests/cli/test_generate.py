@@ -10,7 +10,7 @@ import pytest
 
 from specdec import LLM
 from specdec.cli.answer import LocalStream, read_answer
-from specdec.request import FinishReason, SamplingParams
+from specdec.request import FinishReason, SamplingParams, Speculation
 from specdec.rpc.client import Client
 from specdec.testing import tiny_tokenizer
 from tests.cli.conftest import Run
@@ -137,11 +137,14 @@ class Interrupting:
 
 
 def test_interrupt_keeps_what_came_so_far(llm: Any, running: RunningServer) -> None:
-    long = SamplingParams(temperature=0.0, max_tokens=2000)
+    long, off = (
+        SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True),
+        Speculation(mode="off"),
+    )
     with Client(running.address) as client:
         streams = [
-            LocalStream(llm.engine, [1, 2, 3], long, None),
-            client.generate([1, 2, 3], long),
+            LocalStream(llm.engine, [1, 2, 3], long, off),
+            client.generate([1, 2, 3], long, off),
         ]
         for stream in streams:
             answer, interrupted = read_answer(Interrupting(stream), echo=False)

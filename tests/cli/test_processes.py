@@ -60,7 +60,7 @@ def test_serve_and_signals(tiny_folder: str) -> None:
             client.wait_ready(5)
             interrupt_generate(address)
             # 2,900 passes take longer than the grace.
-            long = SamplingParams(temperature=0.0, max_tokens=2900)
+            long = SamplingParams(temperature=0.0, max_tokens=2900, ignore_eos=True)
             stream = client.generate([1, 2], long, Speculation(mode="off"))
             next(stream)
             serve.send_signal(signal.SIGTERM)
@@ -76,7 +76,18 @@ def test_serve_and_signals(tiny_folder: str) -> None:
 
 
 def interrupt_generate(address: str) -> None:
-    options = ["-p", "x", "-n", "2900", "--temperature", "0", "--no-chat"]
+    options = [
+        "-p",
+        "x",
+        "-n",
+        "2900",
+        "--temperature",
+        "0",
+        "--no-chat",
+        "--speculation",
+        "off",
+        "--ignore-eos",
+    ]
     with process("generate", "--server", address, *options) as generate:
         assert generate.stdout is not None
         text = generate.stdout.read(5)

@@ -84,7 +84,7 @@ def test_comparison_end_to_end(tiny_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     arguments = [
         *("--model", str(tiny_folder), "--dtype", "fp32", "--transformers-dtype", "fp32"),
-        *("--limit", "3", "--max-tokens", "24", "--output", str(output)),
+        *("--limit", "2", "--max-tokens", "10", "--output", str(output)),
     ]
     assert main(arguments) == 0
     report = json.loads(output.read_text())
@@ -92,6 +92,6 @@ def test_comparison_end_to_end(tiny_folder: Path, tmp_path: Path) -> None:
     assert list(arms) == ["transformers", "plain", "ngram fixed", "ngram auto"]
     assert arms["plain"]["acceptance_length"] == 1.0
     assert arms["ngram fixed"]["acceptance_length"] >= 1.0
-    assert {arm["same_as_first"] for arm in arms.values()} == {3}
-    assert len(report["samples"]) == 4 * 3
+    assert {arm["same_as_first"] for arm in arms.values()} == {2}
+    assert len(report["samples"]) == 4 * 2
     assert report["provenance"]["versions"]["torch"] == torch.__version__

@@ -49,7 +49,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
         "top_p": 0.9,
         "min_p": 0.05,
         "repetition_penalty": 1.1,
-        "max_new_tokens": 64,
+        "max_tokens": 64,
     }
 
 

@@ -78,9 +78,14 @@ def test_outbox_aborts_once_and_only_if_unfinished() -> None:
 
 
 def run_bridge(
-    create_engine: Callable[[], Any], scenario: Callable[[EngineThread], Any]
+    create_engine: Callable[[], Any],
+    scenario: Callable[[EngineThread], Any],
+    steps: threading.Semaphore | None = None,
 ) -> list[Exception]:
-    """Run a scenario beside an engine; returns what on_failure was told."""
+    """Run a scenario beside an engine; returns what on_failure was told.
+
+    steps: what the engine waits for, so that it can be stopped whatever becomes of the scenario.
+    """
     failures: list[Exception] = []
 
     async def run() -> None:
@@ -89,6 +94,8 @@ def run_bridge(
         try:
             await scenario(bridge)
         finally:
+            if steps is not None:
+                steps.release(1000)
             await bridge.stop()
 
     asyncio.run(run())
@@ -123,7 +130,7 @@ def test_slow_reader_gets_fewer_larger_deltas_and_holds_up_nobody() -> None:
         assert [d.token_ids for d in deltas] == [tuple(range(10))]
         assert deltas[0].text == "".join(f" {i}" for i in range(10))
 
-    run_bridge(partial(FakeEngine, steps=steps), scenario)
+    run_bridge(partial(FakeEngine, steps=steps), scenario, steps)
 
 
 def test_counts_of_a_delta_do_not_change_afterwards() -> None:
@@ -137,9 +144,8 @@ def test_counts_of_a_delta_do_not_change_afterwards() -> None:
         steps.release()
         await anext(reader)
         assert first.stats.num_output_tokens == 2
-        steps.release(10)
 
-    run_bridge(partial(FakeEngine, steps=steps), scenario)
+    run_bridge(partial(FakeEngine, steps=steps), scenario, steps)
 
 
 def test_closing_aborts_in_the_engine_and_frees_the_id() -> None:
@@ -157,7 +163,7 @@ def test_closing_aborts_in_the_engine_and_frees_the_id() -> None:
         aborted = await bridge.call(lambda engine: engine.aborted)  # type: ignore[attr-defined]
         assert len(aborted) == 1
 
-    run_bridge(partial(FakeEngine, steps=steps), scenario)
+    run_bridge(partial(FakeEngine, steps=steps), scenario, steps)
 
 
 def test_construction_failure_is_raised_by_start() -> None:

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from specdec.request import SamplingParams
+from specdec.request import SamplingParams, Speculation
 from specdec.rpc.client import Client
 from specdec.rpc.errors import ServerError
 from specdec.testing import page_check
 from tests.rpc.running import RunningServer
 
-LONG = SamplingParams(temperature=0.0, max_tokens=2500)
+LONG = SamplingParams(temperature=0.0, max_tokens=2500, ignore_eos=True)
+"""With OFF this takes much longer than any test waits."""
+OFF = Speculation(mode="off")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -33,7 +35,7 @@ def wait_until_idle(running: RunningServer, seconds: float = 1.0) -> None:
 def test_cancel_frees_everything(running: RunningServer, client: Client) -> None:
     cold = client.complete(PROMPT, SamplingParams(temperature=0.0, max_tokens=30))
     for round_ in range(15):
-        stream = client.generate(PROMPT, LONG, request_id=f"cancel-{round_}")
+        stream = client.generate(PROMPT, LONG, OFF, request_id=f"cancel-{round_}")
         for _ in range(3):
             next(stream)
         stream.cancel()
@@ -44,7 +46,7 @@ def test_cancel_frees_everything(running: RunningServer, client: Client) -> None
 
 
 def test_a_stream_that_is_dropped_is_cancelled(running: RunningServer, client: Client) -> None:
-    stream = client.generate(PROMPT, LONG)
+    stream = client.generate(PROMPT, LONG, OFF)
     next(stream)
     del stream
     wait_until_idle(running)
@@ -52,7 +54,7 @@ def test_a_stream_that_is_dropped_is_cancelled(running: RunningServer, client: C
 
 def test_a_client_that_vanishes_frees_everything(running: RunningServer) -> None:
     client = Client(running.address)
-    streams = [client.generate(PROMPT, LONG) for _ in range(4)]
+    streams = [client.generate(PROMPT, LONG, OFF) for _ in range(4)]
     for stream in streams:
         next(stream)
     client.close()
@@ -63,7 +65,7 @@ def test_deadline_ends_the_request(running: RunningServer, client: Client) -> No
     def one(_: int) -> tuple[grpc.StatusCode, float]:
         start = time.monotonic()
         with pytest.raises(ServerError) as caught:
-            client.complete(PROMPT, LONG, timeout=0.2)
+            client.complete(PROMPT, LONG, OFF, timeout=0.2)
         return caught.value.code, time.monotonic() - start
 
     with ThreadPoolExecutor(12) as pool:  # more than may run at once: some are still waiting
@@ -79,7 +81,7 @@ def test_others_go_on(running: RunningServer, client: Client) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(client.complete, PROMPT, params)
         for _ in range(5):
-            with client.generate([7, 7, 7], LONG) as stream:
+            with client.generate([7, 7, 7], LONG, OFF) as stream:
                 next(stream)
         assert other.result(timeout=30).token_ids == expected
     wait_until_idle(running)

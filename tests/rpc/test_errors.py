@@ -78,8 +78,8 @@ def test_the_client_raises_what_the_python_api_raises(client: Client) -> None:
 
 
 def test_an_id_in_flight_is_refused_and_free_again_afterwards(client: Client) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=2000)
-    with client.generate([1], params, request_id="mine") as stream:
+    params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+    with client.generate([1], params, Speculation(mode="off"), request_id="mine") as stream:
         assert next(stream).request_id == "mine"
         with pytest.raises(InvalidRequestError, match="in flight") as caught:
             client.complete([2], request_id="mine")
