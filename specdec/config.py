@@ -22,6 +22,8 @@ class EngineConfig:
     logprobs_mode: what log-probabilities are computed from (specdec.sampling.logprobs).
     speculation: for requests that bring none.
     attention: implementation of tree_attention ("auto" picks by device).
+    pack_linears: lay the linear weights out for few rows where that is faster (bf16 on a CPU). A
+        model given as a loaded module keeps its own weights beside the packed ones.
 
     Raises InvalidRequestError naming the field and its range.
     """
@@ -35,6 +37,7 @@ class EngineConfig:
     logprobs_mode: str = "raw_logprobs"
     speculation: Speculation = field(default_factory=Speculation)
     attention: str = "auto"
+    pack_linears: bool = True
 
     def __post_init__(self) -> None:
         if self.page_size not in {1, 2, 4, 8, 16, 32, 64, 128}:

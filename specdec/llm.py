@@ -16,6 +16,7 @@ from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.model import eos_token_ids, from_module, load_model, sampling_defaults
 from specdec.model import max_model_len as model_limit
 from specdec.model.memory import available_memory
+from specdec.model.packed import drop_weights
 from specdec.output import RequestDelta, RequestOutput, TokenLogprobs
 from specdec.probe import probe
 from specdec.request import FinishReason, SamplingParams, Speculation
@@ -75,7 +76,10 @@ class LLM:
         self.tokenizer = tokenizer if tokenizer is not None else loaded.tokenizer
         runner = TargetRunner(loaded.model, config.attention)
         limit = _context_limit(config, model_limit(loaded.model.config))
+        packed = runner.pack() if config.pack_linears else []
         probe(loaded.model, runner, limit)
+        if isinstance(model, str | os.PathLike):
+            drop_weights(loaded.model, packed)
         defaults = sampling_defaults(loaded.generation_config)
         self.engine = Engine(
             runner,

@@ -9,9 +9,16 @@ import torch
 
 from specdec.cache import KVStore, LayerShape
 from specdec.errors import ModelError
+from specdec.model.packed import can_pack, pack_linears
 from specdec.model.skeleton import make_skeleton
 from specdec.step import FlatBatch
-from specdec_kernels import TreeAttentionPlan, plan_tree_attention, tree_attention, write_kv
+from specdec_kernels import (
+    TreeAttentionPlan,
+    cache_dtype,
+    plan_tree_attention,
+    tree_attention,
+    write_kv,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +28,8 @@ class TargetRunner:
     """Runs the target model's own module over prompt chunks, single nodes and trees alike.
 
     layers: KV shape of every attention layer, found by a forward of one token. vocab_size: length
-    of a logits row. windows: the sliding windows seen. The KV tensors are made by allocate().
+    of a logits row. windows: the sliding windows seen. kv_dtype: of the KV tensors, which are made
+    by allocate().
 
     Raises ModelError if the model's attention does not call ours once a layer.
     """
@@ -32,6 +40,7 @@ class TargetRunner:
         self._name = type(model).__name__
         self.device = model.device
         self.dtype = model.dtype
+        self.kv_dtype = cache_dtype(model.dtype, model.device)
         self.windows: set[int] = set()
         self.layers: list[LayerShape] = []
         self.vocab_size = 0
@@ -49,11 +58,15 @@ class TargetRunner:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of KV of one token in all layers."""
-        return sum(layer.bytes_per_slot(self.dtype) for layer in self.layers)
+        return sum(layer.bytes_per_slot(self.kv_dtype) for layer in self.layers)
+
+    def pack(self) -> list[torch.nn.Linear]:
+        """Lay linear weights out for few rows where that pays; returns the layers replaced."""
+        return pack_linears(self._module) if can_pack(self._module) else []
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         """Make the KV tensors, replacing any that there were."""
-        self._kv = KVStore(self.layers, num_pages, page_size, self.dtype, self.device)
+        self._kv = KVStore(self.layers, num_pages, page_size, self.kv_dtype, self.device)
 
     @torch.inference_mode()
     def score(self, batch: FlatBatch) -> torch.Tensor:
@@ -97,10 +110,13 @@ class TargetRunner:
         assert self._batch is not None
         assert self._plan is not None
         keys, values = self.kv.layer(layer)
+        dtype = query.dtype
+        key, value, query = (part.to(self.kv_dtype) for part in (key, value, query))
         write_kv(key, value, keys, values, self._batch.trees.slots)
-        return tree_attention(
+        out = tree_attention(
             query, keys, values, self._plan, scale=scale, window=window, softcap=softcap
         )
+        return out.to(dtype)
 
     @torch.inference_mode()
     def _discover(self) -> None:

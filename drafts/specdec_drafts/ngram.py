@@ -11,10 +11,13 @@ _MAX_NGRAM = 4
 _MAX_STARTS = 8
 """Earlier occurrences kept per n-gram and followed per proposal, the newest first."""
 _MAX_MATCH = 15
-_CONTINUES = (0.25, 0.25, 0.45, 0.6, 0.7, 0.75, 0.8, 0.82, 0.85)
-"""First estimate that a continuation holds for one more token, by the length of the match."""
-_SIBLING = 0.4
-"""First estimate for the r-th sibling: this to the power r of the first one's."""
+_CONTINUES = (
+    0.27, 0.27, 0.52, 0.62, 0.69, 0.75, 0.79, 0.82, 0.83, 0.88, 0.88, 0.89, 0.89, 0.88, 0.88, 0.94,
+)  # fmt: skip
+"""How often a continuation held for one more token, by the length of the match, 0 .. 15: counted
+on SmolLM2-135M's greedy answers to 96 Spec-Bench questions that no reported figure uses."""
+_SIBLING = 0.35
+"""The same for the r-th sibling: this to the power r of the first one's."""
 
 
 class _NgramIndex:
@@ -92,7 +95,7 @@ class NgramDrafter:
             for depth in range(min(request.max_depth, len(tokens) - start)):
                 length = min(match + depth, _MAX_MATCH)
                 rank = num_children.get(node, 0)
-                prob = _CONTINUES[min(length, len(_CONTINUES) - 1)] * _SIBLING**rank
+                prob = _CONTINUES[length] * _SIBLING**rank
                 before = len(builder)
                 child = builder.add(
                     node, tokens[start + depth], prob, min(rank, 2) * (_MAX_MATCH + 1) + length

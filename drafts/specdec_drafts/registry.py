@@ -30,7 +30,7 @@ def make_drafters(draft: str | Drafter | Sequence[str | Drafter] | None) -> list
     items: Sequence[str | Drafter]
     if draft is None:
         items = ["none"]
-    elif isinstance(draft, str) or isinstance(draft, Drafter):
+    elif isinstance(draft, str | Drafter):
         items = [draft]
     else:
         items = draft

@@ -91,7 +91,7 @@ class TreeBuilder:
         return len(self._token_ids)
 
     def add(self, parent: int, token_id: int, prob: float, bucket: int = 0) -> int:
-        """Add a child of node `parent`; returns its index, an existing sibling's if there is one."""
+        """Add a child of node `parent`; returns its index, or that of an equal sibling."""
         key = (parent, token_id)
         node = self._children.get(key)
         if node is None:

@@ -2,7 +2,7 @@
 
 from specdec_kernels.batch import TreeBatch
 from specdec_kernels.compact_kv.api import compact_kv, copy_pages
-from specdec_kernels.tree_attention.api import plan_tree_attention, tree_attention
+from specdec_kernels.tree_attention.api import cache_dtype, plan_tree_attention, tree_attention
 from specdec_kernels.tree_attention.base import TreeAttentionPlan
 from specdec_kernels.tree_layout.api import tree_layout
 from specdec_kernels.write_kv.api import write_kv
@@ -10,6 +10,7 @@ from specdec_kernels.write_kv.api import write_kv
 __all__ = [
     "TreeAttentionPlan",
     "TreeBatch",
+    "cache_dtype",
     "compact_kv",
     "copy_pages",
     "plan_tree_attention",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from specdec_kernels.batch import TreeBatch
 from specdec_kernels.tree_attention.base import TreeAttentionPlan
-from specdec_kernels.tree_attention.cpu import CpuPlan
+from specdec_kernels.tree_attention.cpu import NATIVE_DTYPES, CpuPlan
 from specdec_kernels.tree_attention.reference import ReferencePlan
 
 Impl = Literal["auto", "reference", "cpu", "triton"]
@@ -37,6 +38,17 @@ def plan_tree_attention(batch: TreeBatch, *, impl: Impl = "auto") -> TreeAttenti
 
         return TritonPlan(batch)
     raise ValueError(f'impl: must be "auto", "reference", "cpu" or "triton", got {impl!r}')
+
+
+def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which keys and values of a model of `dtype` are best kept on `device`.
+
+    fp32 where attention is computed in fp32 whatever the model's dtype, which is every CPU without
+    bf16 tiles: the values are the same, and no step converts the whole context again.
+    """
+    if device.type == "cpu" and dtype.itemsize < 4 and dtype not in NATIVE_DTYPES:
+        return torch.float32
+    return dtype
 
 
 def tree_attention(

@@ -115,7 +115,7 @@ class CpuPlan(TreeAttentionPlan):
         if work is not None:
             return work
         # The fused kernel knows no softcap: such layers run as matmuls, chains in small blocks.
-        native = dtype in _NATIVE and not capped
+        native = dtype in NATIVE_DTYPES and not capped
         compute = dtype if native or dtype == torch.float64 else torch.float32
         fused_above = 0 if native else _MATMUL_ROWS
         parts = self._maker.make(
@@ -135,7 +135,7 @@ def _detect_native() -> frozenset[torch.dtype]:
     return frozenset({torch.bfloat16} if capabilities.get("amx_bf16") else ())
 
 
-_NATIVE = _detect_native()
+NATIVE_DTYPES = _detect_native()
 
 
 def _load(part: Part, cache: Tensor, flat: Tensor, buffer: Tensor) -> Tensor:
