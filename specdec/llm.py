@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,7 @@ from specdec.probe import probe
 from specdec.request import FinishReason, SamplingParams, Speculation
 from specdec.request_state import Request
 from specdec.runner import TargetRunner
-from specdec.tokenizer import Prompt, Tokenizer, is_single_prompt
+from specdec.tokenizer import Prompt, Tokenizer, is_chat, is_single_prompt, token_id_list
 from specdec_drafts import Drafter, make_drafters
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ class LLM:
     def _prompt_token_ids(self, prompt: Prompt) -> list[int]:
         if self.engine.tokenizer is not None:
             return self.engine.tokenizer.prompt_token_ids(prompt)
-        if isinstance(prompt, str) or any(isinstance(item, Mapping) for item in prompt):
+        if isinstance(prompt, str) or is_chat(prompt):
             raise InvalidRequestError("prompt", "needs a tokenizer; send token ids")
-        return list(prompt)  # type: ignore[arg-type]
+        return token_id_list(prompt)
 
     def _run(self, requests: Sequence[Request], progress: bool) -> dict[str, list[RequestDelta]]:
         answers: dict[str, list[RequestDelta]] = {item.request_id: [] for item in requests}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from specdec.errors import InvalidRequestError, ModelError
@@ -19,7 +20,16 @@ def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
     """Whether the argument is one prompt rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
-    return len(prompts) > 0 and isinstance(prompts[0], int | Mapping)
+    return len(prompts) > 0 and isinstance(prompts[0], Integral | Mapping)
+
+
+def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Whether a prompt is a list of chat messages."""
+    return (
+        isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and all(isinstance(item, Mapping) for item in prompt)
+    )
 
 
 class Tokenizer:
@@ -63,8 +73,8 @@ class Tokenizer:
         """Token ids of any prompt. Raises InvalidRequestError for anything but the three kinds."""
         if isinstance(prompt, str):
             return self.encode(prompt)
-        if all(isinstance(item, Mapping) for item in prompt) and prompt:
-            return self.apply_chat(prompt)  # type: ignore[arg-type]
+        if is_chat(prompt):
+            return self.apply_chat(prompt)
         return token_id_list(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -77,14 +87,14 @@ class Tokenizer:
         return TextStream(self)
 
 
-def token_id_list(prompt: Sequence[Any]) -> list[int]:
+def token_id_list(prompt: Any) -> list[int]:
     """The prompt as a list of ints. Raises InvalidRequestError if it is not one."""
-    ids = list(prompt)
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+    ids: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [None]
+    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
         raise InvalidRequestError(
             "prompt", "must be text, a list of token ids, or a list of chat messages"
         )
-    return ids
+    return [int(token) for token in ids]
 
 
 class TextStream:

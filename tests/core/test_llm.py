@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -32,6 +33,11 @@ def test_prompts_are_text_ids_or_chats_one_or_many(llm: LLM) -> None:
         (out,) = llm.generate(single, GREEDY)
         assert len(out.token_ids) == 6
     assert llm.generate([], GREEDY) == []
+    (numpy_out,) = llm.generate(list(np.array(ids)), GREEDY)
+    assert numpy_out.token_ids == ids_out.token_ids
+    for nonsense in ([1.5], [True], [None], [["a"]]):
+        with pytest.raises(InvalidRequestError, match="prompt"):
+            llm.generate(nonsense, GREEDY)
 
 
 def test_settings_may_differ_per_prompt(llm: LLM) -> None:
