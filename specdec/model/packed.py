@@ -90,7 +90,8 @@ def _relative_error(
 def drop_weights(model: PreTrainedModel, linears: list[torch.nn.Linear]) -> None:
     """Free the weights that packed copies stand for; `model` can no longer be run.
 
-    A weight that anything else uses, such as a tied embedding, is kept.
+    A weight that anything else uses, such as a tied embedding, is kept, as a copy: as long as one
+    tensor points into a mapped checkpoint file, all pages of the file that were read stay resident.
     """
     packed = {id(linear.weight) for linear in linears}
     used_elsewhere = {
@@ -100,5 +101,5 @@ def drop_weights(model: PreTrainedModel, linears: list[torch.nn.Linear]) -> None
         for parameter in module.parameters(recurse=False)
     }
     for parameter in model.parameters():
-        if id(parameter) in packed - used_elsewhere:
-            parameter.data = parameter.data.new_empty(0)
+        is_packed = id(parameter) in packed - used_elsewhere
+        parameter.data = parameter.data.new_empty(0) if is_packed else parameter.data.clone()

@@ -88,9 +88,11 @@ def test_the_probe_passes_what_follows_the_rows(make: Any, attention: str) -> No
 def mistral(window: int) -> PreTrainedModel:
     config = MistralConfig(
         **TINY, intermediate_size=64, num_key_value_heads=2, sliding_window=window,
-        initializer_range=0.3,
+        initializer_range=0.3, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    return MistralForCausalLM(config).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MistralForCausalLM(config).eval()
 
 
 def test_the_probe_crosses_sliding_windows() -> None:
