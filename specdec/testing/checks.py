@@ -108,12 +108,13 @@ def bf16_step(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TeacherForced:
-    """T7 verdict of one output: how many tokens were judged, how many were not the argmax, and the
-    positions of those that were further than the allowed steps below it.
+    """T7 verdict of one output: how many tokens were judged, how many were not the argmax, the
+    largest distance below it in bf16 steps, and the positions beyond the allowed one.
     """
 
     num_tokens: int
     num_near_ties: int
+    worst: float
     violations: tuple[int, ...]
 
 
@@ -142,7 +143,7 @@ def teacher_forced_check(
             violations.append(position)
         elif gap > 0:
             near += 1
-    return TeacherForced(len(output_ids), near, tuple(violations))
+    return TeacherForced(len(output_ids), near, max(gaps, default=0.0), tuple(violations))
 
 
 def _steps_below_argmax(

@@ -257,10 +257,10 @@ def traversal(mode: str) -> Rule:
 
 
 def worst_error(shape: Sequence[int], sampler: Sampler, rule: Rule) -> float:
-    """Largest difference from the joint law over four random pairs of target and draft."""
+    """Largest difference from the joint law over three random pairs of target and draft."""
     rng = np.random.default_rng(7)
     worst = 0.0
-    for _ in range(4):
+    for _ in range(3):
         target, draft = RandomLaw(rng), RandomLaw(rng)
         length = len(shape) + 1
         emitted: Emitted = defaultdict(float)

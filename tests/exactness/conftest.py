@@ -22,10 +22,11 @@ QUESTIONS = [
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Targets this small run slower on two threads than on one."""
+def _one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Targets this small run slower on two threads than on one; the real model does not."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    if request.node.get_closest_marker("smol") is None:
+        torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
@@ -46,14 +47,6 @@ def tiny_answers(
 ) -> dict[tuple[int, ...], list[int]]:
     """Plain transformers greedy answers, by prompt."""
     return {tuple(p): reference_generate(tiny, p, NUM_TOKENS) for p in tiny_prompts}
-
-
-@pytest.fixture(scope="session")
-def smol_path() -> Path:
-    """Folder of the default model."""
-    from specdec.model import resolve_model
-
-    return resolve_model("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")

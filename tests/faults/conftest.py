@@ -1,0 +1,52 @@
+"""Entries for the fault tests; every step of every engine in them is checked for lost pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specdec.engine import Engine
+from specdec.testing import page_check, tiny_llama
+from tests.faults.entries import Starter
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Targets this small run slower on two threads than on one; the real model does not."""
+    threads = torch.get_num_threads()
+    if request.node.get_closest_marker("smol") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free + used = total after every step, and every decoding request has one token without KV."""
+    step = Engine.step
+
+    def checked(engine: Engine) -> Any:
+        deltas = step(engine)
+        page_check(engine)
+        for request in engine._scheduler.running:
+            if deltas and any(delta.request_id == request.request_id for delta in deltas):
+                assert request.num_computed == len(request.token_ids) - 1
+        return deltas
+
+    monkeypatch.setattr(Engine, "step", checked)
+
+
+@pytest.fixture(params=["LLM", "Generate"])
+def start(request: pytest.FixtureRequest) -> Iterator[Starter]:
+    with ExitStack() as stack:
+        yield Starter(request.param, stack)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> PreTrainedModel:
+    return tiny_llama()
