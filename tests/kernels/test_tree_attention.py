@@ -131,7 +131,7 @@ def test_the_fused_low_precision_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a CPU with bf16 matrix tiles runs, whatever this one has."""
     step = random_step([*trees(1, 9, 50), 6, 45, 1], [40, 8, 61, 30, 0, 5], dtype=torch.bfloat16)
     for native in (frozenset[torch.dtype](), frozenset({torch.bfloat16})):
-        monkeypatch.setattr(cpu, "_NATIVE", native)
+        monkeypatch.setattr(cpu, "NATIVE_DTYPES", native)
         for window in (None, 1, 7, 40):
             check(step, window=window)
         check(step, softcap=3.0)
@@ -292,7 +292,7 @@ def test_a_row_scored_in_a_tree_is_nearly_the_row_decoded_alone(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bf16: the form must not change with the row count, or 30 % of the outputs round apart."""
-    monkeypatch.setattr(cpu, "_NATIVE", frozenset({torch.bfloat16} if native else ()))
+    monkeypatch.setattr(cpu, "NATIVE_DTYPES", frozenset({torch.bfloat16} if native else ()))
     step = random_step([16], [300], dtype=torch.bfloat16, shuffled=False)
     together = attend(step, "cpu")
     table = step.batch.block_tables_host
