@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
@@ -249,7 +247,7 @@ class EngineThread:
                 for action in actions:
                     action(engine, report)
                 if engine.has_work:
-                    report.deltas.extend(_snapshot(delta) for delta in engine.step())
+                    report.deltas.extend(engine.step())
                 if report:
                     self._post(self._deliver, report)
         except Exception as error:
@@ -271,11 +269,6 @@ class EngineThread:
 
 def _abort(engine: Engine, engine_id: str) -> None:
     engine.abort(engine_id)
-
-
-def _snapshot(delta: RequestDelta) -> RequestDelta:
-    """The delta with statistics of its own: the engine goes on counting in the request's."""
-    return dataclasses.replace(delta, stats=copy.copy(delta.stats))
 
 
 def _warm_up(engine: Engine) -> None:

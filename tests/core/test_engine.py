@@ -241,6 +241,14 @@ def test_counters_are_the_sums_of_the_requests() -> None:
         assert accepted == one.num_accepted_draft_tokens
 
 
+def test_counts_of_a_delta_do_not_change_afterwards() -> None:
+    eng = engine()
+    eng.add_request("a", prompt(5), GREEDY)
+    first = eng.step()[0].stats
+    drain(eng)
+    assert (first.num_output_tokens, first.acceptance_histogram) == (1, [])
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [({"prompt_token_ids": []}, "prompt"), ({"prompt_token_ids": [512]}, "prompt"),

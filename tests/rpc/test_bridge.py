@@ -133,21 +133,6 @@ def test_slow_reader_gets_fewer_larger_deltas_and_holds_up_nobody() -> None:
     run_bridge(partial(FakeEngine, steps=steps), scenario, steps)
 
 
-def test_counts_of_a_delta_do_not_change_afterwards() -> None:
-    steps = threading.Semaphore(0)
-
-    async def scenario(bridge: EngineThread) -> None:
-        stream = await bridge.submit("a", [1], PARAMS, None)
-        reader = aiter(stream)
-        steps.release()
-        first = await anext(reader)
-        steps.release()
-        await anext(reader)
-        assert first.stats.num_output_tokens == 2
-
-    run_bridge(partial(FakeEngine, steps=steps), scenario, steps)
-
-
 def test_closing_aborts_in_the_engine_and_frees_the_id() -> None:
     steps = threading.Semaphore(0)
 
