@@ -21,28 +21,28 @@ _DECAY = 0.995
 
 
 class Calibration:
-    """How often nodes of each (drafter, bucket) were accepted once their parent was.
+    """How often nodes of each bucket were accepted once their parent was.
 
     The drafter's own estimate counts as if it had been seen eight times.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, int], tuple[float, float]] = {}
+        self._counts: dict[int, tuple[float, float]] = {}
 
     def reset(self) -> None:
         """Forget all outcomes."""
         self._counts.clear()
 
-    def survival(self, drafter: str, tree: TokenTree) -> list[float]:
+    def survival(self, tree: TokenTree) -> list[float]:
         """[N] probability that each node is accepted: the product along its path."""
         survival = [1.0] * tree.num_nodes
         for node in range(1, tree.num_nodes):
-            seen, matched = self._counts.get((drafter, tree.buckets[node]), (0.0, 0.0))
+            seen, matched = self._counts.get(tree.buckets[node], (0.0, 0.0))
             estimate = (matched + _PRIOR_WEIGHT * tree.probs[node]) / (seen + _PRIOR_WEIGHT)
             survival[node] = survival[tree.parents[node]] * min(estimate, 0.999)
         return survival
 
-    def observe(self, drafter: str, verdict: Verdict) -> None:
+    def observe(self, verdict: Verdict) -> None:
         """Count every node whose parent is on the path: it was accepted or it was not."""
         tree = verdict.tree
         chosen = dict(zip(verdict.path, verdict.emitted, strict=True))
@@ -50,7 +50,7 @@ class Calibration:
             token = chosen.get(tree.parents[node])
             if token is None:
                 continue
-            key = (drafter, tree.buckets[node])
+            key = tree.buckets[node]
             seen, matched = self._counts.get(key, (0.0, 0.0))
             hit = float(tree.token_ids[node] == token)
             self._counts[key] = (seen * _DECAY + 1.0, matched * _DECAY + hit)

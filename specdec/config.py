@@ -8,6 +8,8 @@ from specdec.errors import InvalidRequestError
 from specdec.request import Speculation
 from specdec.sampling.logprobs import LOGPROBS_MODES
 
+_ATTENTION = ("auto", "reference", "cpu", "triton")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -55,6 +57,10 @@ class EngineConfig:
                 "max_batch_tokens",
                 f"must be at least max_num_seqs ({self.max_num_seqs}): every running request needs "
                 f"a row a step, got {self.max_batch_tokens}",
+            )
+        if self.attention not in _ATTENTION:
+            raise InvalidRequestError(
+                "attention", f"must be one of {', '.join(_ATTENTION)}, got {self.attention!r}"
             )
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise InvalidRequestError(

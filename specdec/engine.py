@@ -151,8 +151,8 @@ class Engine:
             self._num_passes += 1
             verdicts = self._verify(plan, trees, logits, deltas)
             self._commit(plan, verdicts)
-            deltas += [request.delta() for request, _ in verdicts.values()]
             self._proposer.observe(verdicts)
+            deltas += self._deliver(verdicts)
         except Exception as error:
             logger.exception("a step failed")
             deltas += self._fail([entry.request for entry in plan.entries], error)
@@ -223,22 +223,32 @@ class Engine:
     def _commit(self, plan: StepPlan, verdicts: Mapping[str, tuple[Request, Verdict]]) -> None:
         """Keep the KV of pending chunks and accepted paths; give the rest of the pages back."""
         moves: list[tuple[int, int]] = []
+        counts: list[tuple[Request, int]] = []
         for entry in plan.entries:
             request = entry.request
             if request.table is None:  # its walk failed
                 continue
             verdict = verdicts.get(request.request_id)
             if entry.num_pending > 1 or verdict is None:
-                self._commit_tokens(request, entry.num_pending)
+                counts.append((request, entry.num_pending))
                 if verdict is None and request.answer.token_ids:
                     request.stats.num_decode_passes += 1
-                continue
-            moves += self._path_moves(request, verdict[1].path)
-            self._commit_tokens(request, len(verdict[1].path))
+            else:
+                moves += self._path_moves(request, verdict[1].path)
+                counts.append((request, len(verdict[1].path)))
+        # Pages are published, and can be found by others, only once their KV is in place.
         self._runner.kv.compact(moves)
+        for request, count in counts:
+            self._commit_tokens(request, count)
+
+    def _deliver(self, verdicts: Mapping[str, tuple[Request, Verdict]]) -> list[RequestDelta]:
+        """The deltas of the step; requests that have ended are closed."""
+        deltas = []
         for request, _ in verdicts.values():
+            deltas.append(request.delta())
             if request.answer.finish_reason is not None:
                 self._close(request, "finished")
+        return deltas
 
     def _path_moves(self, request: Request, path: Sequence[int]) -> list[tuple[int, int]]:
         """(source, target) physical slots of the accepted nodes that are not in place yet."""
@@ -262,10 +272,9 @@ class Engine:
             if request.request_id in self._requests:
                 if request.answer.finish_reason is None:
                     request.answer.finish(FinishReason.ABORT)
+                request.stats.num_output_tokens = len(request.answer.token_ids)
                 self._close(request, "failed")
                 deltas.append(request.delta(error=f"{type(error).__name__}: {error}"))
-        # Pages may have been published before their KV was in place.
-        self._cache.pool.drop_cached()
         try:
             self.check_integrity()
         except IntegrityError as broken:

@@ -41,6 +41,7 @@ class LLM:
     tokenizer: a fast transformers tokenizer; None takes the model's (none for a module).
     draft: a drafter's name, a Drafter, or a list of these.
     dtype: "auto" (the checkpoint's), a name such as "bfloat16", or a torch.dtype.
+    device: where a model that is loaded goes, the CPU by default; a module stays where it is.
     generation_config: "auto" takes sampling defaults from the model's generation_config.json,
         "none" does not; EOS ids are taken either way.
     Further keywords are the fields of specdec.config.EngineConfig.
@@ -55,7 +56,7 @@ class LLM:
         *,
         draft: str | Drafter | Sequence[str | Drafter] | None = "ngram",
         dtype: str | torch.dtype = "auto",
-        device: str = "cpu",
+        device: str | None = None,
         generation_config: str = "auto",
         trust_remote_code: bool = False,
         **engine_config: Any,
@@ -65,12 +66,16 @@ class LLM:
             raise InvalidRequestError(
                 "generation_config", f"must be auto or none, got {generation_config!r}"
             )
-        drafters = make_drafters(draft)
+        try:
+            drafters = make_drafters(draft)
+        except ValueError as error:
+            raise InvalidRequestError("draft", str(error)) from error
         if isinstance(model, str | os.PathLike):
             loaded = load_model(
-                model, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+                model, dtype=dtype, device=device or "cpu", trust_remote_code=trust_remote_code
             )
         else:
+            _check_module(model, dtype, device)
             loaded = from_module(model, tokenizer)
         self._loaded = loaded
         self.tokenizer = tokenizer if tokenizer is not None else loaded.tokenizer
@@ -171,6 +176,19 @@ def collect_output(request: Request, deltas: Sequence[RequestDelta]) -> RequestO
         request.seed,
         last.stats,
     )
+
+
+def _check_module(model: PreTrainedModel, dtype: str | torch.dtype, device: str | None) -> None:
+    """A loaded module is run as it is: refuse settings that ask for something else."""
+    if dtype != "auto" and str(dtype).removeprefix("torch.") not in _names_of(model.dtype):
+        raise InvalidRequestError("dtype", f"the module is {model.dtype}; convert it, or use auto")
+    if device is not None and model.device.type != device.partition(":")[0]:
+        raise InvalidRequestError("device", f"the module is on {model.device}, not on {device}")
+
+
+def _names_of(dtype: torch.dtype) -> set[str]:
+    name = str(dtype).removeprefix("torch.")
+    return {name, name.replace("bfloat", "bf").replace("float", "fp")}
 
 
 def _one_each(name: str, value: Any, count: int) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specdec.errors import ModelError
+from specdec.model.skeleton import shared_copy
 from specdec.runner import TargetRunner, flat_batch
 from specdec_kernels import TreeBatch
 
@@ -56,8 +57,10 @@ def probe(model: PreTrainedModel, runner: TargetRunner, max_model_len: int) -> N
     second = flat([len(chain) - half, list(_TREE)], [half, len(prefix)])
     rows = [len(chain) - half - 1, *range(len(chain) - half, len(chain) - half + len(tree))]
     got = runner.score(flat_batch(chain[half:] + tree, second, rows, runner.device)).float()
+    # The module as it is, but in eval mode: a copy, so that the user's is not switched.
+    stock = shared_copy(model)
     paths = [chain] + [prefix + [tree[node] for node in _path(leaf)] for leaf in range(len(tree))]
-    want = torch.stack([_stock_logits(model, path) for path in paths])
+    want = torch.stack([_stock_logits(stock, path) for path in paths])
     error = float((got - want).norm() / want.norm().clamp_min(1e-30))
     limit_error = 1e-3 if runner.dtype in (torch.float32, torch.float64) else 6e-2
     if not error <= limit_error:
@@ -78,7 +81,7 @@ def _path(node: int) -> list[int]:
 
 
 def _stock_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    """float32 [V] logits after the last token, from the module as the user has it."""
+    """float32 [V] logits after the last token."""
     ids = torch.tensor([token_ids], device=model.device)
     output = model(input_ids=ids, use_cache=False)
     logits: torch.Tensor = output.logits[0, -1].float()

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 
 from specdec.budget import Calibration, Candidate, CostTable, cut, principal_first
 from specdec.errors import InvalidRequestError
 from specdec.request import Speculation, SpeculationMode
 from specdec.request_state import Request
 from specdec.step import PlannedRequest, StepPlan, Verdict
-from specdec_drafts import Drafter, DraftRequest, Observation, TokenTree, root_only
+from specdec_drafts import (
+    Drafter,
+    DraftRequest,
+    Observation,
+    TokenTree,
+    TreeBuilder,
+    root_only,
+)
+
+logger = logging.getLogger(__name__)
+
+_BUCKETS = 1 << 20
+"""Calibration buckets set apart for each drafter."""
 
 
 class Proposer:
     """Owns the drafters and their calibration; asks, cuts over the whole batch, and reports back.
 
-    A request is drafted for by the first drafter its Speculation allows.
+    A request is drafted for by all drafters that its Speculation allows; their trees are merged.
+    What is emitted does not depend on drafters, so a drafter that fails is logged and passed over.
     """
 
     def __init__(self, drafters: Sequence[Drafter], costs: CostTable, vocab_size: int) -> None:
@@ -48,15 +63,13 @@ class Proposer:
         proposals = self._ask(wanting)
         candidates = []
         for entry in wanting:
-            request_id = entry.request.request_id
-            drafter, tree = proposals[request_id]
+            tree = proposals[entry.request.request_id]
             by_cost = entry.request.speculation.mode is SpeculationMode.AUTO
-            survival = self._calibration.survival(drafter, tree)
+            survival = self._calibration.survival(tree)
             candidates.append(Candidate(tree, survival, entry.max_nodes, entry.max_depth, by_cost))
-        base_rows = sum(entry.num_pending for entry in plan.entries)
         cut(
             candidates,
-            base_rows=base_rows,
+            base_rows=sum(entry.num_pending for entry in plan.entries),
             num_judged=len(trees),
             max_rows=max_rows,
             costs=self._costs,
@@ -68,26 +81,23 @@ class Proposer:
 
     def observe(self, verdicts: Mapping[str, tuple[Request, Verdict]]) -> None:
         """Calibrate on, and tell the drafters, what became of each tree."""
+        for _, verdict in verdicts.values():
+            self._calibration.observe(verdict)
         for drafter in self._drafters:
-            mine = [
-                (request, verdict)
-                for request, verdict in verdicts.values()
-                if self._drafter_of(request) is drafter
+            observations = [
+                Observation(request.request_id, v.tree, tuple(v.path), tuple(v.emitted))
+                for request, v in verdicts.values()
+                if _allows(request, drafter)
             ]
-            for _, verdict in mine:
-                self._calibration.observe(drafter.name, verdict)
-            if mine:
-                drafter.observe(
-                    [
-                        Observation(request.request_id, v.tree, tuple(v.path), tuple(v.emitted))
-                        for request, v in mine
-                    ]
-                )
+            if observations:
+                with _passed_over(drafter):
+                    drafter.observe(observations)
 
     def release(self, request_id: str) -> None:
         """A request has ended."""
         for drafter in self._drafters:
-            drafter.release(request_id)
+            with _passed_over(drafter):
+                drafter.release(request_id)
 
     def reset(self) -> None:
         """Forget everything learned."""
@@ -95,36 +105,44 @@ class Proposer:
         for drafter in self._drafters:
             drafter.reset()
 
-    def _drafter_of(self, request: Request) -> Drafter | None:
-        allowed = request.speculation.drafts
-        for drafter in self._drafters:
-            if allowed is None or drafter.name in allowed:
-                return drafter
-        return None
-
-    def _ask(self, entries: Sequence[PlannedRequest]) -> dict[str, tuple[str, TokenTree]]:
-        """Drafter name and proposed tree by request id; one call a drafter."""
-        proposals: dict[str, tuple[str, TokenTree]] = {}
-        for drafter in self._drafters:
-            mine = [entry for entry in entries if self._drafter_of(entry.request) is drafter]
+    def _ask(self, entries: Sequence[PlannedRequest]) -> dict[str, TokenTree]:
+        """The merged tree of each request, by request id; one call a drafter."""
+        builders = {
+            entry.request.request_id: TreeBuilder(entry.request.token_ids[-1]) for entry in entries
+        }
+        for index, drafter in enumerate(self._drafters):
+            mine = [entry for entry in entries if _allows(entry.request, drafter)]
             if not mine:
                 continue
-            trees = drafter.propose([_draft_request(entry) for entry in mine])
-            for entry, tree in zip(mine, trees, strict=True):
-                self._check_tree(drafter.name, entry.request, tree)
-                proposals[entry.request.request_id] = (drafter.name, tree)
-        for entry in entries:
-            request = entry.request
-            proposals.setdefault(request.request_id, ("none", root_only(request.token_ids[-1])))
-        return proposals
+            with _passed_over(drafter):
+                trees = drafter.propose([_draft_request(entry) for entry in mine])
+                for entry, tree in zip(mine, trees, strict=True):
+                    self._check_tree(entry.request, tree)
+                    # Buckets of different drafters are calibrated apart.
+                    builders[entry.request.request_id].merge(tree, index * _BUCKETS)
+        return {request_id: builder.build() for request_id, builder in builders.items()}
 
-    def _check_tree(self, drafter: str, request: Request, tree: TokenTree) -> None:
+    def _check_tree(self, request: Request, tree: TokenTree) -> None:
         tree.check(self._vocab_size)
         if tree.token_ids[0] != request.token_ids[-1]:
             raise ValueError(
-                f"drafter {drafter}: root {tree.token_ids[0]} is not the last token "
-                f"{request.token_ids[-1]} of request {request.request_id}"
+                f"root {tree.token_ids[0]} is not the last token {request.token_ids[-1]} of "
+                f"request {request.request_id}"
             )
+
+
+def _allows(request: Request, drafter: Drafter) -> bool:
+    allowed = request.speculation.drafts
+    return allowed is None or drafter.name in allowed
+
+
+@contextlib.contextmanager
+def _passed_over(drafter: Drafter) -> Iterator[None]:
+    """Log what a drafter raises and go on without it."""
+    try:
+        yield
+    except Exception:
+        logger.exception("drafter %s failed and is passed over in this step", drafter.name)
 
 
 def _draft_request(entry: PlannedRequest) -> DraftRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator
 
@@ -14,11 +15,13 @@ from specdec.step import PlannedRequest, StepPlan
 class Scheduler:
     """Owns the queues and reserves the pages of every step.
 
-    Running requests come first, those that only decode before those with more pending tokens, the
-    oldest first; then waiting ones join for as long as rows, pages and places are left. A step
-    never holds more than max_batch_tokens rows, so a long prompt is computed in chunks beside the
-    running streams. When pages run out, node allowances shrink first, then the youngest request is
-    preempted: its pages go, its tokens stay, and it is computed again from the front of the queue.
+    A step is planned in two passes. The first gives every running request the rows and pages of its
+    pending tokens: those that only decode, then those with more pending tokens, the oldest first;
+    then waiting ones join for as long as rows, pages and places are left. If pages run out, the
+    youngest request is preempted: its pages go, its tokens stay, and it is computed again from the
+    front of the queue. The second pass allows drafted nodes in what rows and pages are left, so
+    speculation never preempts anybody. Up to half of the rows are kept back for them, so that
+    running streams are speculated on while a long prompt is computed in chunks.
     """
 
     def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
@@ -49,16 +52,21 @@ class Scheduler:
         planner = _Planner(self._config.max_batch_tokens)
         decoding = [request for request in self.running if request.num_pending == 1]
         computing = [request for request in self.running if request.num_pending > 1]
-        for index, request in enumerate(decoding):
-            # Trees may not take the row that each of the later streams needs.
-            planner.rows_held = len(decoding) - index - 1
+        for request in decoding:
             self._plan_running(request, planner)
+        wanted = sum(request.draft_limits()[0] for request in decoding)
+        held = min(wanted, planner.rows_left // 2)
+        planner.rows_left -= held
         for request in computing:
             if planner.rows_left > 0:
                 self._plan_running(request, planner)
         while self.waiting and planner.rows_left > 0:
             if len(self.running) >= self._config.max_num_seqs or not self._admit(planner):
                 break
+        planner.rows_left += held
+        for request in decoding:
+            if request.request_id in planner.entries:
+                self._allow_nodes(request, planner)
         return planner.plan()
 
     def _plan_running(self, request: Request, planner: _Planner) -> None:
@@ -71,16 +79,15 @@ class Scheduler:
         """Start the first waiting request if its pending tokens fit in free pages."""
         request = self.waiting[0]
         table = self._cache.open(request.request_id)
-        if self._cache.prefix_cache:
-            cached = table.match_prefix(request.token_ids)
-            if not request.answer.token_ids:
-                request.stats.num_cached_tokens = min(cached, request.stats.num_prompt_tokens)
+        cached = table.match_prefix(request.token_ids) if self._cache.prefix_cache else 0
         request.table = table
         # A page for each running stream stays free, or the newcomer would be preempted at once.
         needed = table.pages_needed(request.num_pending) + len(self.running)
         fits = needed <= self._cache.pool.num_free
         # Alone, a request may start with what there is: it fits, or it would have been refused.
         if (fits or not self.running) and self._reserve(request, planner):
+            if request.stats.num_preemptions == 0:
+                request.stats.num_cached_tokens = cached
             self.running.append(request)
             self.waiting.popleft()
             return True
@@ -89,21 +96,32 @@ class Scheduler:
         return False
 
     def _reserve(self, request: Request, planner: _Planner) -> bool:
-        """Plan the request with as many rows as rows and pages allow; False if not even one."""
+        """Plan as many of the request's pending tokens as rows allow; False if pages are short."""
         assert request.table is not None
         num_pending = min(request.num_pending, planner.rows_left)
-        max_nodes, max_depth = request.draft_limits()
-        max_nodes = max(0, min(max_nodes, planner.rows_left - planner.rows_held - num_pending))
-        free = self._cache.pool.num_free
-        while max_nodes > 0 and request.table.pages_needed(num_pending + max_nodes) > free:
-            max_nodes -= 1
         try:
-            copies = request.table.reserve(num_pending + max_nodes)
+            copies = request.table.reserve(num_pending)
         except OutOfPagesError:
             return False
         is_judged = num_pending == request.num_pending
-        planner.add(PlannedRequest(request, num_pending, is_judged, max_nodes, max_depth), copies)
+        planner.add(PlannedRequest(request, num_pending, is_judged, 0, 0), copies)
         return True
+
+    def _allow_nodes(self, request: Request, planner: _Planner) -> None:
+        """Let a planned request draft as far as its own limits, rows and free pages go."""
+        assert request.table is not None
+        entry = planner.entries[request.request_id]
+        max_nodes, max_depth = request.draft_limits()
+        max_nodes = min(max_nodes, planner.rows_left)
+        free = self._cache.pool.num_free
+        while max_nodes > 0 and request.table.pages_needed(entry.num_pending + max_nodes) > free:
+            max_nodes -= 1
+        if max_nodes > 0:
+            request.table.reserve(entry.num_pending + max_nodes)
+            planner.rows_left -= max_nodes
+            planner.entries[request.request_id] = dataclasses.replace(
+                entry, max_nodes=max_nodes, max_depth=max_depth
+            )
 
     def _preempt(self, request: Request) -> None:
         self.remove(request)
@@ -112,24 +130,26 @@ class Scheduler:
 
 
 class _Planner:
-    """Collects the entries of one step."""
+    """Collects the entries of one step, by request id and in order."""
 
     def __init__(self, max_rows: int) -> None:
         self.rows_left = max_rows
-        self.rows_held = 0
-        self._entries: list[tuple[PlannedRequest, list[tuple[int, int]]]] = []
+        self.entries: dict[str, PlannedRequest] = {}
+        self._copies: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, entry: PlannedRequest, copies: list[tuple[int, int]]) -> None:
-        self._entries.append((entry, copies))
-        self.rows_left -= entry.num_pending + entry.max_nodes
+        self.entries[entry.request.request_id] = entry
+        self._copies[entry.request.request_id] = copies
+        self.rows_left -= entry.num_pending
 
     def drop(self, request: Request) -> None:
-        for item in [item for item in self._entries if item[0].request is request]:
-            self._entries.remove(item)
-            self.rows_left += item[0].num_pending + item[0].max_nodes
+        entry = self.entries.pop(request.request_id, None)
+        if entry is not None:
+            del self._copies[request.request_id]
+            self.rows_left += entry.num_pending
 
     def plan(self) -> StepPlan:
         return StepPlan(
-            tuple(entry for entry, _ in self._entries),
-            tuple(copy for _, copies in self._entries for copy in copies),
+            tuple(self.entries.values()),
+            tuple(copy for copies in self._copies.values() for copy in copies),
         )

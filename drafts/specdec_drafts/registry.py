@@ -37,7 +37,7 @@ def make_drafters(draft: str | Drafter | Sequence[str | Drafter] | None) -> list
     drafters = [_make(item) for item in items]
     names = [drafter.name for drafter in drafters]
     if len(set(names)) != len(names):
-        raise ValueError(f"draft: each drafter needs a name of its own, got {', '.join(names)}")
+        raise ValueError(f"each drafter needs a name of its own, got {', '.join(names)}")
     return drafters
 
 
@@ -46,5 +46,5 @@ def _make(item: str | Drafter) -> Drafter:
         return item
     if item not in _DRAFTERS:
         known = ", ".join(_DRAFTERS)
-        raise ValueError(f"draft: unknown drafter {item!r}; known are {known}")
+        raise ValueError(f"unknown drafter {item!r}; known are {known}")
     return _DRAFTERS[item][0]()

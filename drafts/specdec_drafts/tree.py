@@ -106,6 +106,17 @@ class TreeBuilder:
             self._buckets[node] = bucket
         return node
 
+    def merge(self, tree: TokenTree, bucket_offset: int = 0) -> None:
+        """Add all nodes of a tree with the same root; bucket_offset is added to its buckets."""
+        here = [0] * tree.num_nodes
+        for node in range(1, tree.num_nodes):
+            here[node] = self.add(
+                here[tree.parents[node]],
+                tree.token_ids[node],
+                tree.probs[node],
+                tree.buckets[node] + bucket_offset,
+            )
+
     def build(self) -> TokenTree:
         """The tree grown so far."""
         return TokenTree(self._token_ids, self._parents, self._probs, self._buckets)

@@ -80,6 +80,13 @@ def _attention(
     return out.unsqueeze(0), None
 
 
+def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a module, in eval mode, that shares every parameter and nothing else."""
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    copied: PreTrainedModel = copy.deepcopy(model, memo=shared).eval()
+    return copied
+
+
 def make_skeleton(model: PreTrainedModel) -> tuple[PreTrainedModel, AttentionHook]:
     """The private copy of a model, in eval mode, and the hook its attention layers call.
 
@@ -88,8 +95,7 @@ def make_skeleton(model: PreTrainedModel) -> tuple[PreTrainedModel, AttentionHoo
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, _attention)
-    shared = {id(parameter): parameter for parameter in model.parameters()}
-    skeleton = copy.deepcopy(model, memo=shared).eval()
+    skeleton = shared_copy(model)
     try:
         skeleton.set_attn_implementation(ATTENTION_NAME)
     except (ValueError, NotImplementedError, AttributeError) as error:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.output import RequestDelta
 from specdec.request import SamplingParams, Speculation
 from specdec.rpc.errors import EngineUnavailableError
@@ -277,5 +277,7 @@ def _warm_up(engine: Engine) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     engine.add_request("warm-up", list(range(length)), params)
     while engine.has_work:
-        engine.step()
+        for delta in engine.step():
+            if delta.error is not None:
+                raise SpecdecError(f"the model fails on a short request: {delta.error}")
     engine.reset_state()

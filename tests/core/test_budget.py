@@ -22,7 +22,7 @@ def random_tree(rng: random.Random, num_nodes: int) -> TokenTree:
 def candidate(
     tree: TokenTree, *, by_cost: bool, max_nodes: int = 99, max_depth: int = 99
 ) -> Candidate:
-    return Candidate(tree, Calibration().survival("d", tree), max_nodes, max_depth, by_cost)
+    return Candidate(tree, Calibration().survival(tree), max_nodes, max_depth, by_cost)
 
 
 def is_closed(tree: TokenTree, kept: list[int]) -> bool:
@@ -116,7 +116,7 @@ def test_the_principal_path_comes_first_and_parents_before_children() -> None:
     rng = random.Random(4)
     for _ in range(50):
         tree = random_tree(rng, 12)
-        survival = Calibration().survival("d", tree)
+        survival = Calibration().survival(tree)
         order = principal_first(tree, range(12), survival)
         assert sorted(order) == list(range(12))
         chosen = tree.select(order)
@@ -136,13 +136,12 @@ def test_calibration_learns_the_rate_of_a_bucket_and_forgets_on_reset() -> None:
         chosen = 1 if rng.random() < 0.3 else 7
         path = [0, 1] if chosen == 1 else [0]
         emitted = [1, 9] if chosen == 1 else [7]
-        calibration.observe("d", Verdict(tree, path, emitted))
-    survival = calibration.survival("d", tree)
+        calibration.observe(Verdict(tree, path, emitted))
+    survival = calibration.survival(tree)
     assert survival[1] == pytest.approx(0.3, abs=0.1)
     assert survival[2] < 0.02
-    assert calibration.survival("other", tree)[1] == 0.9
     calibration.reset()
-    assert calibration.survival("d", tree)[1] == 0.9
+    assert calibration.survival(tree)[1] == 0.9
 
 
 def test_cost_is_interpolated_and_never_falls() -> None:

@@ -78,11 +78,11 @@ def test_preempted_requests_say_the_same() -> None:
     prompts = [prompt(20 + index, index) for index in range(6)]
     eng = engine(num_pages=18, page_size=4, max_model_len=64, speculation=FIXED)
     for index, tokens in enumerate(prompts):
-        eng.add_request(str(index), tokens, GREEDY)
+        eng.add_request(str(index), tokens, SamplingParams(temperature=0, max_tokens=30))
     answers = drain(eng)
     assert eng.counters.num_preemptions > 0
     for index, tokens in enumerate(prompts):
-        assert ids(answers[str(index)]) == expected(tokens)
+        assert ids(answers[str(index)]) == expected(tokens, 30)
     assert eng.counters.num_used_pages == 0
 
 
@@ -103,41 +103,100 @@ def test_an_aborted_request_frees_its_pages_at_any_point() -> None:
 
 
 class BrokenDrafter:
-    """Fails where it is told to."""
+    """Fails where it is told to, and remembers in which order it was called."""
 
     name = "broken"
 
     def __init__(self, where: str) -> None:
         self.where = where
+        self.calls: list[str] = []
+
+    def _fail_in(self, where: str) -> None:
+        self.calls.append(where)
+        if self.where == where:
+            raise RuntimeError("no idea")
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree]:
-        if self.where == "propose":
-            raise RuntimeError("no idea")
-        token = 511 if self.where != "vocabulary" else 512
+        self._fail_in("propose")
+        token = 512 if self.where == "vocabulary" else 511
         return [TokenTree([r.token_ids[-1], token], [-1, 0], [1.0, 0.5], [0, 0]) for r in requests]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        if self.where == "observe":
-            raise RuntimeError("no idea")
+        self._fail_in("observe")
 
-    def release(self, request_id: str) -> None: ...
+    def release(self, request_id: str) -> None:
+        self._fail_in("release")
 
     def reset(self) -> None: ...
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "vocabulary"])
-def test_a_failing_step_ends_its_requests_only(where: str) -> None:
-    eng = engine(draft=BrokenDrafter(where))
-    eng.add_request("drafted", prompt(5), GREEDY, FIXED)
-    deltas = [delta for _ in range(2) for delta in eng.step()]
-    assert deltas[-1].error
-    assert not eng.has_work
+@pytest.mark.parametrize("where", ["propose", "observe", "release", "vocabulary", "nowhere"])
+def test_a_failing_drafter_is_passed_over(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = BrokenDrafter(where)
+    eng = engine(draft=drafter, speculation=FIXED)
+    eng.add_request("a", prompt(5), GREEDY)
+    assert ids(drain(eng)["a"]) == expected(prompt(5))
+    assert ("drafter broken failed" in caplog.text) == (where != "nowhere")
+    assert drafter.calls[-2:] == ["observe", "release"]  # the last tree is observed, then forgotten
+
+
+def test_a_failing_step_ends_its_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    eng = engine(max_num_seqs=1)
+    eng.add_request("running", prompt(5), GREEDY)
+    eng.add_request("waiting", prompt(6), GREEDY)
+    eng.step()
+
+    def broken(batch: Any) -> torch.Tensor:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(eng._runner, "score", broken)
+    (delta,) = eng.step()
+    monkeypatch.undo()
+    assert (delta.request_id, delta.error) == ("running", "RuntimeError: out of luck")
+    assert delta.stats.num_output_tokens == 1
     eng.check_integrity()
-    eng.add_request("plain", prompt(5), GREEDY, Speculation(mode="off"))
-    answers = drain(eng) if where != "observe" else {}
-    if answers:
-        assert ids(answers["plain"]) == expected(prompt(5))
+    assert ids(drain(eng)["waiting"]) == expected(prompt(6))
     assert eng.counters.num_failed == 1
+
+
+def test_trees_do_not_keep_a_newcomer_waiting() -> None:
+    draft = RandomDrafter(512, (8, 6, 4), seed=1)
+    wide = Speculation(mode="fixed", max_nodes=255)
+    eng = engine(draft=draft, max_batch_tokens=64, max_num_seqs=4)
+    for index in range(2):
+        eng.add_request(str(index), prompt(4, index), SamplingParams(temperature=0), wide)
+    eng.step()
+    eng.step()
+    eng.add_request("newcomer", prompt(60, 9), SamplingParams(temperature=0, max_tokens=2))
+    answers: list[RequestDelta] = []
+    for _ in range(4):  # half of the rows are the newcomer's: 60 tokens take two or three steps
+        answers += [delta for delta in eng.step() if delta.request_id == "newcomer"]
+    assert ids(answers) == expected(prompt(60, 9), 2)
+
+
+@pytest.mark.parametrize("num_pages", [150, 170, 196, 201])
+def test_speculation_preempts_nobody_that_plain_decoding_would_not(num_pages: int) -> None:
+    def preemptions(speculation: Speculation) -> int:
+        draft = RandomDrafter(512, (4, 3, 2), seed=1)
+        eng = engine(draft=draft, page_size=1, num_pages=num_pages, prefix_cache=False)
+        for index in range(4):
+            params = SamplingParams(temperature=0, max_tokens=16)
+            eng.add_request(str(index), prompt(20, index), params, speculation)
+        drain(eng)
+        return eng.counters.num_preemptions
+
+    assert preemptions(FIXED) <= preemptions(Speculation(mode="off"))
+
+
+def test_several_drafts_share_one_tree() -> None:
+    eng = engine(draft=[RandomDrafter(512, 3, seed=1), "ngram"], speculation=FIXED)
+    tokens = [*prompt(6), *prompt(6)]
+    eng.add_request("both", tokens, GREEDY)
+    eng.add_request("one", tokens, GREEDY, Speculation(mode="fixed", drafts=["ngram"]))
+    answers = drain(eng)
+    assert ids(answers["both"]) == ids(answers["one"]) == expected(tokens)
+    drafted = {name: answer[-1].stats.num_draft_tokens for name, answer in answers.items()}
+    assert drafted["both"] > drafted["one"]
 
 
 def test_a_row_without_finite_logits_fails_its_request_alone(

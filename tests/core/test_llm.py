@@ -97,6 +97,15 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
     for name, value in (("generation_config", "some"), ("max_model_len", 9999)):
         with pytest.raises(InvalidRequestError, match=f"^{name}"):
             LLM(tiny_llama(), **{name: value})
+    for name, value in (
+        ("dtype", "bf16"),
+        ("device", "cuda"),
+        ("draft", "nope"),
+        ("attention", "x"),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"^{name}"):
+            LLM(tiny_llama(), **{name: value})
+    LLM(tiny_llama(), dtype="fp32", device="cpu")
     with pytest.raises(TypeError, match="num_page"):
         LLM(tiny_llama(), num_page=3)
     with pytest.raises(ValueError, match="unknown drafter"):

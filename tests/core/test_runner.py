@@ -56,6 +56,16 @@ def test_the_users_module_still_generates_while_an_engine_uses_it() -> None:
     assert list(out.token_ids) == list(before) == list(reference_generate(model, prompt, 10))
 
 
+def test_a_module_in_training_mode_is_served_and_left_so() -> None:
+    model = tiny_gpt2()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    model.train()
+    assert len(LLM(model).generate([1, 2], SamplingParams(max_tokens=3))[0].token_ids) == 3
+    assert all(module.training for module in model.modules())
+
+
 def test_a_skeleton_cannot_be_called_outside_a_step() -> None:
     runner = TargetRunner(tiny_llama())
     with pytest.raises(RuntimeError, match="belongs to a specdec engine"):

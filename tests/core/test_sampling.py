@@ -128,6 +128,12 @@ def test_logits_that_are_not_finite_are_an_error(bad: list[float], temperature: 
         choose_token(np.array(bad, dtype=np.float32), temperature=temperature)
 
 
+def test_the_smallest_top_p_still_leaves_the_best_token() -> None:
+    for logits in (np.zeros(7, dtype=np.float32), random_logits(0)):
+        kept, _ = surviving_tokens(logits, 1.0, 0, 1e-17, 0.0)
+        assert kept.tolist() == [int(np.argmax(logits))]
+
+
 def random_logits(seed: int, vocab_size: int = 997) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(vocab_size).astype(np.float32) * 3
 

@@ -20,6 +20,15 @@ def test_builder_merges_equal_siblings_and_keeps_the_larger_estimate() -> None:
     tree.check(vocab_size=8)
 
 
+def test_trees_of_one_root_merge_into_one() -> None:
+    builder = TreeBuilder(9)
+    builder.merge(TokenTree([9, 1, 2], [-1, 0, 1], [1, 0.5, 0.4], [0, 3, 4]))
+    builder.merge(TokenTree([9, 5, 1, 7], [-1, 0, 0, 2], [1, 0.1, 0.7, 0.2], [0, 1, 2, 3]), 100)
+    assert builder.build() == TokenTree(
+        [9, 1, 2, 5, 7], [-1, 0, 1, 0, 1], [1.0, 0.7, 0.4, 0.1, 0.2], [0, 102, 4, 101, 103]
+    )
+
+
 def test_select_renumbers() -> None:
     tree = TokenTree([9, 1, 2, 3, 4], [-1, 0, 0, 2, 1], [1, 0.5, 0.4, 0.3, 0.2], [0, 1, 2, 3, 4])
     chosen = tree.select([0, 2, 3])

@@ -31,7 +31,7 @@ def _top_p_mask(scaled: Floats, kept: NDArray[np.intp], top_p: float) -> NDArray
     weights = np.exp(scaled[kept] - scaled[kept].max()).astype(np.float64)
     tail = (1.0 - top_p) * weights.sum()
     # Tokens this light cannot add up to the tail even together: they go without being sorted.
-    heavy = np.flatnonzero(weights * len(kept) > tail)
+    heavy = np.flatnonzero(weights * len(kept) >= tail)
     light_sum = weights.sum() - weights[heavy].sum()
     # Lightest first, and among equals the highest id first, so that the lowest id stays.
     order = heavy[np.lexsort((-heavy, weights[heavy]))]
