@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from specdec.testing import random_prompts, reference_generate, tiny_llama
+from tests.threads import one_thread_for_tiny_models  # noqa: F401
 
 NUM_PROMPTS, NUM_TOKENS = 50, 64
 QUESTIONS = [
@@ -19,16 +18,6 @@ QUESTIONS = [
     for thing in ("rain", "a bicycle", "bread", "the moon", "a library", "sorting a list",
                   "honey bees", "tea", "a suspension bridge", "chess")
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Targets this small run slower on two threads than on one; the real model does not."""
-    threads = torch.get_num_threads()
-    if request.node.get_closest_marker("smol") is None:
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -7,22 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from specdec.engine import Engine
 from specdec.testing import page_check, tiny_llama
 from tests.faults.entries import Starter
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Targets this small run slower on two threads than on one; the real model does not."""
-    threads = torch.get_num_threads()
-    if request.node.get_closest_marker("smol") is None:
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from tests.threads import one_thread_for_tiny_models  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
