@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec.grammar import Grammar
     from specdec.llm import LLM
     from specdec.output import RequestOutput
     from specdec.request import FinishReason, SamplingParams, Speculation
@@ -14,12 +15,21 @@ __version__ = "0.1.0"
 _WHERE = {
     "LLM": "specdec.llm",
     "FinishReason": "specdec.request",
+    "Grammar": "specdec.grammar",
     "RequestOutput": "specdec.output",
     "SamplingParams": "specdec.request",
     "Speculation": "specdec.request",
 }
 
-__all__ = ["LLM", "FinishReason", "RequestOutput", "SamplingParams", "Speculation", "__version__"]
+__all__ = [
+    "LLM",
+    "FinishReason",
+    "Grammar",
+    "RequestOutput",
+    "SamplingParams",
+    "Speculation",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

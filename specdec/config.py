@@ -9,6 +9,15 @@ from specdec.request import Speculation
 from specdec.sampling.logprobs import LOGPROBS_MODES
 
 _ATTENTION = ("auto", "reference", "cpu", "triton")
+_SIZES = ("max_model_len", "num_pages", "max_num_seqs", "max_batch_tokens", "max_chunk_tokens")
+
+CHUNK_CONTEXT = 2048
+"""Tokens before a row at which its attention costs about as much as all else it costs, measured on
+a small model on a CPU. A constant, since chunks that followed the clock would make the last bits of
+a prompt's keys and values depend on it."""
+
+MIN_CHUNK_TOKENS = 16
+"""Rows of a prompt that a step computes at least, if it has so many rows left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +29,8 @@ class EngineConfig:
     num_pages: pages of the pool; None sizes it from the machine's memory.
     max_num_seqs: requests that run at once; more wait.
     max_batch_tokens: rows of a step at most: prompt chunks and trees share it.
+    max_chunk_tokens: rows of prompts in a step at most while other requests are decoding, so that
+        their streams keep moving; fewer where the prompt is long already, see CHUNK_CONTEXT.
     prefix_cache: keep full pages of finished requests for prompts that begin alike.
     logprobs_mode: what log-probabilities are computed from (specdec.sampling.logprobs).
     speculation: for requests that bring none.
@@ -35,6 +46,7 @@ class EngineConfig:
     num_pages: int | None = None
     max_num_seqs: int = 16
     max_batch_tokens: int = 512
+    max_chunk_tokens: int = 128
     prefix_cache: bool = True
     logprobs_mode: str = "raw_logprobs"
     speculation: Speculation = field(default_factory=Speculation)
@@ -46,7 +58,7 @@ class EngineConfig:
             raise InvalidRequestError(
                 "page_size", f"must be a power of two from 1 to 128, got {self.page_size!r}"
             )
-        for name in ("max_model_len", "num_pages", "max_num_seqs", "max_batch_tokens"):
+        for name in _SIZES:
             value = getattr(self, name)
             if value is None and name in ("max_model_len", "num_pages"):
                 continue

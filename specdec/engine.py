@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -11,21 +10,21 @@ from typing import Any
 
 import torch
 
+from specdec.admission import Admission
 from specdec.budget import CostTable
-from specdec.cache import BlockTable, CacheManager, IntegrityError
+from specdec.cache import CacheManager, IntegrityError
 from specdec.config import EngineConfig
 from specdec.errors import InvalidRequestError, SpecdecError
+from specdec.layout import lay_out
 from specdec.metrics import EngineCounters, add_stats, zero_totals
 from specdec.output import RequestDelta
 from specdec.proposal import Proposer
 from specdec.request import FinishReason, SamplingParams, Speculation
 from specdec.request_state import Request
 from specdec.runner import TargetRunner, flat_batch
-from specdec.sampling.answer import Answer
-from specdec.sampling.law import TokenLaw
 from specdec.scheduler import Scheduler
-from specdec.step import FlatBatch, RowLogits, StepPlan, Verdict
-from specdec.tokenizer import Tokenizer, token_id_list
+from specdec.step import JudgedEntry, RowLogits, StepPlan, Verdict
+from specdec.tokenizer import Tokenizer
 from specdec.verify import walk
 from specdec_drafts import Drafter, TokenTree
 from specdec_kernels import TreeBatch
@@ -67,8 +66,14 @@ class Engine:
         self.vocab_size = runner.vocab_size
         self.costs = CostTable()
         self._runner = runner
-        self._eos_token_ids = eos_token_ids
-        self._defaults = dict(sampling_defaults or {})
+        self._admission = Admission(
+            config,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            tokenizer=tokenizer,
+            eos_token_ids=eos_token_ids,
+            defaults=sampling_defaults or {},
+        )
         self._cache = CacheManager(num_pages, config.page_size, prefix_cache=config.prefix_cache)
         runner.allocate(num_pages, config.page_size)
         self._scheduler = Scheduler(config, self._cache)
@@ -88,42 +93,38 @@ class Engine:
         params: SamplingParams | None = None,
         speculation: Speculation | None = None,
     ) -> Request:
-        """Queue a request; it takes part from the next step on.
+        """Queue a request and return its answer 0; it takes part from the next step on.
+
+        Answers 1 .. n - 1 are its siblings. Deltas of all n carry request_id and their index.
 
         Raises InvalidRequestError naming the field: an empty or too long prompt, an id outside the
-        vocabulary, a request id in use, stop strings without a tokenizer, an unknown drafter.
+        vocabulary, a request id in use, something that needs a tokenizer without one, a grammar
+        that does not compile, an unknown drafter.
         """
         self._raise_if_stopped()
-        prompt = self._checked_prompt(request_id, prompt_token_ids)
-        params = (params or SamplingParams()).resolved(self._defaults, secrets.randbits(64))
         speculation = speculation or self.config.speculation
         self._proposer.check(speculation)
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequestError("stop", "needs a tokenizer; use stop_token_ids")
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise InvalidRequestError("logprobs", f"must be at most {self.vocab_size}")
-        room = self.max_model_len - len(prompt)
-        max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
-        request = Request(
-            request_id,
-            prompt,
-            params,
-            speculation,
-            TokenLaw(params, prompt, self.vocab_size, self.config.logprobs_mode),
-            Answer(params, self._eos_token_ids, self.tokenizer, max_tokens),
+        if self._family(request_id):
+            raise InvalidRequestError("request_id", f"{request_id!r} is already in use")
+        answers = self._admission.requests(
+            request_id, prompt_token_ids, params or SamplingParams(), speculation
         )
-        self._requests[request_id] = request
-        self._scheduler.add(request)
-        return request
+        for request in answers:
+            if request.request_id in self._requests:
+                raise InvalidRequestError("request_id", f"{request_id!r} is already in use")
+        for request in answers:
+            self._requests[request.request_id] = request
+            self._scheduler.add(request)
+        return answers[0]
 
-    def abort(self, request_id: str) -> RequestDelta | None:
-        """End a request now and free its pages; returns its last delta, None if it is unknown."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        request.answer.finish(FinishReason.ABORT)
-        self._close(request, "aborted")
-        return request.delta()
+    def abort(self, request_id: str) -> list[RequestDelta]:
+        """End a request now and free its pages; returns the last delta of each answer that ran."""
+        deltas = []
+        for request in self._family(request_id):
+            request.answer.finish(FinishReason.ABORT)
+            self._close(request, "aborted")
+            deltas.append(request.delta())
+        return deltas
 
     @property
     def has_work(self) -> bool:
@@ -145,11 +146,11 @@ class Engine:
         deltas: list[RequestDelta] = []
         try:
             trees = self._proposer.propose(plan, self.config.max_batch_tokens)
-            batch = self._layout(plan, trees)
+            batch, judged = lay_out(plan, trees, self.config.page_size, self._runner.device)
             self._runner.kv.copy_pages(plan.page_copies)
             logits = self._runner.score(batch)
             self._num_passes += 1
-            verdicts = self._verify(plan, trees, logits, deltas)
+            verdicts = self._verify(judged, trees, logits, deltas)
             self._commit(plan, verdicts)
             self._proposer.observe(verdicts)
             deltas += self._deliver(verdicts)
@@ -158,50 +159,30 @@ class Engine:
             deltas += self._fail([entry.request for entry in plan.entries], error)
         return deltas
 
-    def _layout(self, plan: StepPlan, trees: Mapping[str, TokenTree]) -> FlatBatch:
-        """Flat rows of the step: a chain of pending tokens, or the tree of a decoding request."""
-        token_ids: list[int] = []
-        parents: list[Sequence[int] | int] = []
-        judged: list[int] = []
-        for entry in plan.entries:
-            request, first_row = entry.request, len(token_ids)
-            tree = trees.get(request.request_id)
-            if tree is not None and entry.num_pending == 1:
-                token_ids.extend(tree.token_ids)
-                parents.append(tree.parents)
-                judged.extend(range(first_row, len(token_ids)))
-            else:
-                start = request.num_computed
-                token_ids.extend(request.token_ids[start : start + entry.num_pending])
-                parents.append(entry.num_pending)
-                judged.extend([len(token_ids) - 1] if entry.is_judged else [])
-        tables = [_table(entry.request).pages for entry in plan.entries]
-        committed = [entry.request.num_computed for entry in plan.entries]
-        batch = TreeBatch.from_lists(
-            parents, committed, tables, self.config.page_size, self._runner.device
-        )
-        return flat_batch(token_ids, batch, judged, self._runner.device)
-
     def _verify(
         self,
-        plan: StepPlan,
+        judged: Sequence[JudgedEntry],
         trees: Mapping[str, TokenTree],
         logits: torch.Tensor,
         deltas: list[RequestDelta],
     ) -> dict[str, tuple[Request, Verdict]]:
         """Walk every judged request's tree; one whose walk fails ends alone, its delta appended."""
         verdicts: dict[str, tuple[Request, Verdict]] = {}
-        first = 0
-        for entry in plan.entries:
-            if not entry.is_judged:
-                continue
-            request = entry.request
-            tree = trees[request.request_id]
-            rows = RowLogits(logits[first : first + tree.num_nodes])
-            first += tree.num_nodes
-            is_first = not request.answer.token_ids
+        for rows in judged:
+            request, first = rows.entry.request, rows.first
             try:
-                verdict = walk(request, tree, rows)
+                if request.prompt_logprobs is not None:
+                    for row in RowLogits(logits[first : first + rows.num_prompt_rows]):
+                        request.prompt_logprobs.add(row)
+                if not rows.entry.is_judged:
+                    continue
+                tree = trees[request.request_id]
+                first += rows.num_prompt_rows
+                is_first = not request.answer.token_ids
+                verdict = walk(request, tree, RowLogits(logits[first : first + tree.num_nodes]))
+            except InvalidRequestError as error:
+                deltas += self._fail([request], error)
+                continue
             except Exception as error:
                 logger.exception("request %s failed", request.request_id)
                 deltas += self._fail([request], error)
@@ -252,7 +233,7 @@ class Engine:
 
     def _path_moves(self, request: Request, path: Sequence[int]) -> list[tuple[int, int]]:
         """(source, target) physical slots of the accepted nodes that are not in place yet."""
-        table, first = _table(request), request.num_computed
+        table, first = request.block_table, request.num_computed
         moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
         return [
             (table.slots(first + node, 1)[0], table.slots(first + depth, 1)[0])
@@ -260,7 +241,7 @@ class Engine:
         ]
 
     def _commit_tokens(self, request: Request, count: int) -> None:
-        table = _table(request)
+        table = request.block_table
         table.commit(count)
         if self._cache.prefix_cache:
             table.publish(request.token_ids)
@@ -274,7 +255,7 @@ class Engine:
                     request.answer.finish(FinishReason.ABORT)
                 request.stats.num_output_tokens = len(request.answer.token_ids)
                 self._close(request, "failed")
-                deltas.append(request.delta(error=f"{type(error).__name__}: {error}"))
+                deltas.append(request.delta(error))
         try:
             self.check_integrity()
         except IntegrityError as broken:
@@ -342,6 +323,16 @@ class Engine:
             if request.num_pending < 1:
                 raise IntegrityError(f"request {request.request_id} has no token without KV")
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return self._runner.bytes_per_slot
+
+    @property
+    def request_ids(self) -> set[str]:
+        """Ids of the requests that run or wait."""
+        return {(request.leader or request).request_id for request in self._requests.values()}
+
     def page_owners(self) -> dict[str, list[int]]:
         """Debug dump: the pages of every running request, in logical order."""
         return self._cache.page_owners()
@@ -371,23 +362,6 @@ class Engine:
         if self._stopped is not None:
             raise EngineStoppedError(f"the engine stopped {self._stopped}")
 
-    def _checked_prompt(self, request_id: str, prompt_token_ids: Sequence[int]) -> list[int]:
-        if request_id in self._requests:
-            raise InvalidRequestError("request_id", f"{request_id!r} is already in use")
-        prompt = token_id_list(prompt_token_ids)
-        if not prompt:
-            raise InvalidRequestError("prompt", "is empty: at least one token is needed")
-        if len(prompt) >= self.max_model_len:
-            raise InvalidRequestError(
-                "prompt",
-                f"has {len(prompt)} tokens; at most {self.max_model_len - 1} leave room for an "
-                f"answer in the context of {self.max_model_len}",
-            )
-        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
-            raise InvalidRequestError("prompt", f"token ids must be in 0..{self.vocab_size - 1}")
-        return prompt
-
-
-def _table(request: Request) -> BlockTable:
-    assert request.table is not None
-    return request.table
+    def _family(self, request_id: str) -> list[Request]:
+        """The answers to a caller's request that still run or wait."""
+        return [r for r in self._requests.values() if (r.leader or r).request_id == request_id]

@@ -108,7 +108,11 @@ class RequestDelta:
     token_ids: emitted by this step. text: text that became final. logprobs: one entry a token id,
     empty if not asked for. finish_reason: set on the last delta only; stop_reason: the stop string
     or token id that ended the request, None for an EOS, a length or an abort.
-    error: message of the failure that ended the request, else None.
+    error: message of the failure that ended the request, else None; error_field: the field of the
+    request that caused it, None if it is not the request's fault.
+    index: which of the request's n answers this belongs to; each ends with a delta of its own.
+    prompt_logprobs: on answer 0's first delta, if asked for: one entry a prompt token, None for the
+    first one.
     """
 
     request_id: str
@@ -119,6 +123,9 @@ class RequestDelta:
     stop_reason: str | int | None
     stats: RequestStats
     error: str | None = None
+    error_field: str | None = None
+    index: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ class RequestOutput:
     prompt_token_ids: the prompt as the model saw it. token_ids: emitted tokens, an ending EOS or
     stop token included. text: their text, cut before a stop string; an ending EOS or stop token has
     no text. logprobs: one entry a token id, or None if not asked for. seed: the seed in force.
+    prompt_logprobs: one entry a prompt token (None for the first), or None if not asked for.
+    index: of this answer among the n of its prompt. siblings: on answer 0, the other answers.
     """
 
     request_id: str
@@ -139,3 +148,11 @@ class RequestOutput:
     logprobs: tuple[TokenLogprobs, ...] | None
     seed: int
     stats: RequestStats
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    index: int = 0
+    siblings: tuple[RequestOutput, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[RequestOutput, ...]:
+        """All n answers to the prompt, this one first."""
+        return (self, *self.siblings)

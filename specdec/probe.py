@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LONGEST = 1024
-"""Tokens of the longest probe: windows beyond it are not crossed, which would take too long."""
+"""Longest window crossed: running past a longer one would take too long."""
 
 _PAGE_SIZE = 16
 _TREE = (-1, 0, 0, 1, 1, 2, 3)
@@ -26,13 +26,35 @@ _TREE = (-1, 0, 0, 1, 1, 2, 3)
 def probe(model: PreTrainedModel, runner: TargetRunner, max_model_len: int) -> None:
     """Compare one flat batch of two requests, one with a tree, against the untouched module.
 
-    Both requests are longer than every sliding window up to 1024. Replaces the runner's KV tensors.
-    Raises ModelError if logits differ by more than rounding.
+    Both requests are longer than every sliding window up to 1024; that longer windows reach
+    attention as the masks have them was checked when the runner was made. Replaces the runner's KV
+    tensors. Raises ModelError if logits differ by more than rounding, with the likely reason.
     """
-    windows = [window for window in runner.windows if window <= _LONGEST]
     limit = max_model_len - len(_TREE)
     if limit < 2:
         raise ModelError(f"a context of {max_model_len} tokens is too short to serve")
+    try:
+        error = _relative_error(model, runner, limit)
+    except ModelError as problem:
+        raise ModelError(f"{type(model).__name__} cannot be served: {problem}") from problem
+    except Exception as problem:
+        first_line = (str(problem).splitlines() or [""])[0]
+        raise ModelError(
+            f"{type(model).__name__} cannot be served: it does not run over a flat batch of two "
+            f"requests ({type(problem).__name__}: {first_line})"
+        ) from problem
+    allowed = 1e-3 if runner.dtype in (torch.float32, torch.float64) else 6e-2
+    if not error <= allowed:
+        raise ModelError(
+            f"{type(model).__name__} cannot be served: a flat batch with a tree gives other logits "
+            f"than its texts alone (relative error {error:.1e}, allowed {allowed:.0e}): "
+            f"{runner.explain()}"
+        )
+
+
+def _relative_error(model: PreTrainedModel, runner: TargetRunner, limit: int) -> float:
+    """Of a chain's last row and all rows of a tree; the texts take at most `limit` tokens."""
+    windows = [window for window in runner.windows if window <= _LONGEST]
     lengths = [min(limit, max([16, *windows]) + 8), min(limit, max([8, *windows]) + 3)]
     generator = torch.Generator().manual_seed(0)
     top = runner.vocab_size
@@ -61,14 +83,7 @@ def probe(model: PreTrainedModel, runner: TargetRunner, max_model_len: int) -> N
     stock = shared_copy(model)
     paths = [chain] + [prefix + [tree[node] for node in _path(leaf)] for leaf in range(len(tree))]
     want = torch.stack([_stock_logits(stock, path) for path in paths])
-    error = float((got - want).norm() / want.norm().clamp_min(1e-30))
-    limit_error = 1e-3 if runner.dtype in (torch.float32, torch.float64) else 6e-2
-    if not error <= limit_error:
-        raise ModelError(
-            f"{type(model).__name__} gives other logits for a flat batch with a tree than alone "
-            f"(relative error {error:.1e}, allowed {limit_error:.0e}): its attention, positions or "
-            "mask do not follow the rows, so it cannot be served"
-        )
+    return float((got - want).norm() / want.norm().clamp_min(1e-30))
 
 
 def _path(node: int) -> list[int]:

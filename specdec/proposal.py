@@ -120,7 +120,12 @@ class Proposer:
                     self._check_tree(entry.request, tree)
                     # Buckets of different drafters are calibrated apart.
                     builders[entry.request.request_id].merge(tree, index * _BUCKETS)
-        return {request_id: builder.build() for request_id, builder in builders.items()}
+        return {
+            entry.request.request_id: entry.request.law.prune(
+                builders[entry.request.request_id].build()
+            )
+            for entry in entries
+        }
 
     def _check_tree(self, request: Request, tree: TokenTree) -> None:
         tree.check(self._vocab_size)

@@ -6,18 +6,24 @@ import time
 from collections.abc import Sequence
 
 from specdec.cache import BlockTable
+from specdec.errors import InvalidRequestError
 from specdec.output import RequestDelta, RequestStats
 from specdec.request import SamplingParams, Speculation
 from specdec.sampling.answer import Answer
 from specdec.sampling.law import TokenLaw
+from specdec.sampling.prompt_logprobs import PromptLogprobs
 
 
 class Request:
-    """One request: its tokens, its law, its answer, its block table and its counts.
+    """One answer to one prompt: its tokens, its law, its block table and its counts.
 
     token_ids: prompt and emitted tokens. The tokens past table.num_committed have no KV yet: one
     (the root) when decoding, more while a prompt or a preempted request is being computed.
     params: resolved. The scheduler owns `table` (None while waiting).
+    prompt_logprobs: set if asked for.
+
+    Of a prompt with n answers each is a Request: answer 0 is the leader, whose id is the caller's;
+    the others are its siblings and share the pages of its prompt.
     """
 
     def __init__(
@@ -28,8 +34,16 @@ class Request:
         speculation: Speculation,
         law: TokenLaw,
         answer: Answer,
+        *,
+        prompt_logprobs: PromptLogprobs | None = None,
+        leader: Request | None = None,
+        index: int = 0,
     ) -> None:
         self.request_id = request_id
+        self.leader = leader
+        self.index = index
+        self.siblings: list[Request] = []
+        self.prompt_logprobs = prompt_logprobs
         self.prompt_token_ids = tuple(prompt_token_ids)
         self.token_ids = list(prompt_token_ids)
         self.params = params
@@ -37,6 +51,7 @@ class Request:
         self.law = law
         self.answer = answer
         self.table: BlockTable | None = None
+        self._has_delivered = False
         self.stats = RequestStats(
             num_prompt_tokens=len(prompt_token_ids), arrival_time=time.monotonic()
         )
@@ -46,6 +61,12 @@ class Request:
         """The seed in force, drawn from the operating system if the caller gave none."""
         assert self.params.seed is not None
         return self.params.seed
+
+    @property
+    def block_table(self) -> BlockTable:
+        """The block table of a request that runs."""
+        assert self.table is not None
+        return self.table
 
     @property
     def num_computed(self) -> int:
@@ -69,16 +90,27 @@ class Request:
             return 0, 0
         return nodes, depth
 
-    def delta(self, error: str | None = None) -> RequestDelta:
-        """What came since the last delta."""
+    def delta(self, error: Exception | None = None) -> RequestDelta:
+        """What came since the last delta. error: what ended the request, if something did."""
         token_ids, text, logprobs = self.answer.take()
+        message = field = prompt_logprobs = None
+        if isinstance(error, InvalidRequestError):
+            message, field = error.message, error.field
+        elif error is not None:
+            message = f"{type(error).__name__}: {error}"
+        if self.prompt_logprobs is not None and not self._has_delivered:
+            prompt_logprobs = self.prompt_logprobs.take()
+        self._has_delivered = True
         return RequestDelta(
-            self.request_id,
+            (self.leader or self).request_id,
             token_ids,
             text,
             logprobs,
             self.answer.finish_reason,
             self.answer.stop_reason,
             self.stats.snapshot(),
-            error,
+            error=message,
+            error_field=field,
+            index=self.index,
+            prompt_logprobs=prompt_logprobs,
         )

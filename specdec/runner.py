@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec.cache import KVStore, LayerShape
-from specdec.errors import ModelError
+from specdec.model.discover import discover
+from specdec.model.mixing import find_mixing, ignores_positions
 from specdec.model.packed import can_pack, pack_linears
-from specdec.model.skeleton import make_skeleton
+from specdec.model.skeleton import run_rows
 from specdec.step import FlatBatch
 from specdec_kernels import (
     TreeAttentionPlan,
@@ -28,26 +29,25 @@ class TargetRunner:
     """Runs the target model's own module over prompt chunks, single nodes and trees alike.
 
     layers: KV shape of every attention layer, found by a forward of one token. vocab_size: length
-    of a logits row. windows: the sliding windows seen. kv_dtype: of the KV tensors, which are made
-    by allocate().
+    of a logits row. windows: the sliding windows that layers have. kv_dtype: of the KV tensors,
+    which are made by allocate().
 
-    Raises ModelError if the model's attention does not call ours once a layer.
+    Raises ModelError, with the reason, if trees cannot be scored with the model.
     """
 
     def __init__(self, model: PreTrainedModel, attention: str = "auto") -> None:
-        self._module, self._hook = make_skeleton(model)
+        found = discover(model)
+        self._module, self._hook = found.skeleton, found.hook
         self._attention: Any = attention
-        self._name = type(model).__name__
         self.device = model.device
         self.dtype = model.dtype
         self.kv_dtype = cache_dtype(model.dtype, model.device)
-        self.windows: set[int] = set()
-        self.layers: list[LayerShape] = []
-        self.vocab_size = 0
+        self.vocab_size = found.vocab_size
+        self.layers = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in found.layers]
+        self.windows = {layer.window for layer in found.layers if layer.window is not None}
         self._kv: KVStore | None = None
         self._plan: TreeAttentionPlan | None = None
         self._batch: FlatBatch | None = None
-        self._discover()
 
     @property
     def kv(self) -> KVStore:
@@ -76,25 +76,23 @@ class TargetRunner:
         """
         self._plan = plan_tree_attention(batch.trees, impl=self._attention)
         self._batch = batch
-        return self._forward(
-            batch.token_ids, batch.trees.positions, batch.judged_rows, self._paged_attention
+        return run_rows(
+            self._module,
+            self._hook,
+            batch.token_ids,
+            batch.trees.positions,
+            batch.judged_rows,
+            self._paged_attention,
         )
 
-    def _forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Any
-    ) -> torch.Tensor:
-        self._hook.attend = attend
-        try:
-            output = self._module(
-                input_ids=token_ids.unsqueeze(0),
-                position_ids=positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=rows,
-            )
-        finally:
-            self._hook.attend = None
-        logits: torch.Tensor = output.logits[0]
-        return logits
+    def explain(self) -> str:
+        """Why logits of flat rows may differ from the stock module's, found by experiment."""
+        mixing = find_mixing(self._module, self._hook)
+        if mixing is not None:
+            return mixing
+        if ignores_positions(self._module, self._hook):
+            return "it ignores the positions that rows are given"
+        return "its attention, positions or mask do not follow the rows"
 
     def _paged_attention(
         self,
@@ -106,6 +104,7 @@ class TargetRunner:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         assert self._batch is not None
         assert self._plan is not None
@@ -114,50 +113,16 @@ class TargetRunner:
         key, value, query = (part.to(self.kv_dtype) for part in (key, value, query))
         write_kv(key, value, keys, values, self._batch.trees.slots)
         out = tree_attention(
-            query, keys, values, self._plan, scale=scale, window=window, softcap=softcap
+            query,
+            keys,
+            values,
+            self._plan,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )
         return out.to(dtype)
-
-    @torch.inference_mode()
-    def _discover(self) -> None:
-        """Learn the layers' shapes from a forward of one token, which attends to itself only."""
-        seen: dict[int, LayerShape] = {}
-        calls: list[int] = []
-
-        def attend(
-            layer: int,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            *,
-            window: int | None,
-            **_: Any,
-        ) -> torch.Tensor:
-            if key.shape != value.shape:
-                raise ModelError(
-                    f"{self._name} has keys of {key.shape[-1]} and values of {value.shape[-1]} "
-                    "dimensions (latent attention), which is not supported"
-                )
-            calls.append(layer)
-            seen[layer] = LayerShape(key.shape[1], key.shape[2])
-            if window is not None:
-                self.windows.add(window)
-            return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-
-        row = torch.zeros(1, dtype=torch.int64, device=self.device)
-        logits = self._forward(row, row, row, attend)
-        expected = self._num_decoder_layers()
-        if sorted(calls) != list(range(expected)):
-            raise ModelError(
-                f"{self._name} called the attention interface for layers {sorted(calls)}, but it "
-                f"has {expected} decoder layers; its attention cannot score trees"
-            )
-        self.layers = [seen[layer] for layer in range(expected)]
-        self.vocab_size = int(logits.shape[-1])
-
-    def _num_decoder_layers(self) -> int:
-        config = self._module.config.get_text_config(decoder=True)
-        return int(config.num_hidden_layers)
 
 
 def flat_batch(

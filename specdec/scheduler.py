@@ -6,10 +6,13 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator
 
-from specdec.cache import CacheManager, OutOfPagesError
-from specdec.config import EngineConfig
+from specdec.cache import BlockTable, CacheManager, OutOfPagesError
+from specdec.config import CHUNK_CONTEXT, MIN_CHUNK_TOKENS, EngineConfig
 from specdec.request_state import Request
 from specdec.step import PlannedRequest, StepPlan
+
+_PROMPT_LOGPROBS_ROWS = 128
+"""Rows of a step at most whose logits over the whole vocabulary are kept for a prompt."""
 
 
 class Scheduler:
@@ -21,7 +24,8 @@ class Scheduler:
     youngest request is preempted: its pages go, its tokens stay, and it is computed again from the
     front of the queue. The second pass allows drafted nodes in what rows and pages are left, so
     speculation never preempts anybody. Up to half of the rows are kept back for them, so that
-    running streams are speculated on while a long prompt is computed in chunks.
+    running streams are speculated on while a long prompt is computed in chunks; and chunks beside
+    them are small enough for the streams to keep moving.
     """
 
     def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
@@ -57,10 +61,11 @@ class Scheduler:
         wanted = sum(request.draft_limits()[0] for request in decoding)
         held = min(wanted, planner.rows_left // 2)
         planner.rows_left -= held
+        planner.prompt_rows_left = self._config.max_chunk_tokens if decoding else None
         for request in computing:
-            if planner.rows_left > 0:
+            if planner.takes_prompts:
                 self._plan_running(request, planner)
-        while self.waiting and planner.rows_left > 0:
+        while self.waiting and planner.takes_prompts:
             if len(self.running) >= self._config.max_num_seqs or not self._admit(planner):
                 break
         planner.rows_left += held
@@ -78,9 +83,10 @@ class Scheduler:
     def _admit(self, planner: _Planner) -> bool:
         """Start the first waiting request if its pending tokens fit in free pages."""
         request = self.waiting[0]
-        table = self._cache.open(request.request_id)
-        cached = table.match_prefix(request.token_ids) if self._cache.prefix_cache else 0
-        request.table = table
+        if _waits_for_leader(request):
+            return False
+        request.table = table = self._cache.open(request.request_id, request.params.cache_salt)
+        cached = self._find_computed(request, table)
         # A page for each running stream stays free, or the newcomer would be preempted at once.
         needed = table.pages_needed(request.num_pending) + len(self.running)
         fits = needed <= self._cache.pool.num_free
@@ -95,10 +101,23 @@ class Scheduler:
         request.table = None
         return False
 
+    def _find_computed(self, request: Request, table: BlockTable) -> int:
+        """Take over pages that hold the request's first tokens; returns how many tokens."""
+        leader = request.leader
+        if leader is not None and leader.table is not None:
+            # The last token is computed again: its logits are needed.
+            table.fork(leader.table, min(leader.num_computed, len(request.prompt_token_ids) - 1))
+            return table.num_committed
+        if request.prompt_logprobs is not None and not request.prompt_logprobs.is_complete:
+            return 0  # cached tokens have no logits
+        return table.match_prefix(request.token_ids) if self._cache.prefix_cache else 0
+
     def _reserve(self, request: Request, planner: _Planner) -> bool:
         """Plan as many of the request's pending tokens as rows allow; False if pages are short."""
         assert request.table is not None
-        num_pending = min(request.num_pending, planner.rows_left)
+        num_pending = min(request.num_pending, planner.rows_left, planner.chunk_limit(request))
+        if request.prompt_logprobs is not None and not request.prompt_logprobs.is_complete:
+            num_pending = min(num_pending, _PROMPT_LOGPROBS_ROWS)
         try:
             copies = request.table.reserve(num_pending)
         except OutOfPagesError:
@@ -129,18 +148,54 @@ class Scheduler:
         self.waiting.appendleft(request)
 
 
+def _waits_for_leader(request: Request) -> bool:
+    """Whether another answer to the same prompt is computing the prompt's KV just now."""
+    leader = request.leader
+    if leader is None or leader.table is None:
+        return False
+    return leader.num_computed < len(request.prompt_token_ids) - 1
+
+
+def _row_cost(request: Request) -> float:
+    """What a row of the request costs, of what one without context does."""
+    return 1.0 + request.num_computed / CHUNK_CONTEXT
+
+
 class _Planner:
-    """Collects the entries of one step, by request id and in order."""
+    """Collects the entries of one step, by request id and in order.
+
+    rows_left: rows that the step may still have. prompt_rows_left: those of prompts, if limited, in
+    rows without context; a row costs more the more tokens are before it.
+    """
 
     def __init__(self, max_rows: int) -> None:
         self.rows_left = max_rows
+        self.prompt_rows_left: float | None = None
         self.entries: dict[str, PlannedRequest] = {}
         self._copies: dict[str, list[tuple[int, int]]] = {}
+        self._origin: dict[int, int] = {}
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the step has room for rows of another prompt."""
+        limit = self.prompt_rows_left
+        return self.rows_left > 0 and (limit is None or limit >= 1)
+
+    def chunk_limit(self, request: Request) -> int:
+        """Rows that a request's chunk may have for the sake of running streams."""
+        if self.prompt_rows_left is None:
+            return self.rows_left
+        return max(MIN_CHUNK_TOKENS, int(self.prompt_rows_left / _row_cost(request)))
 
     def add(self, entry: PlannedRequest, copies: list[tuple[int, int]]) -> None:
         self.entries[entry.request.request_id] = entry
+        # Of a page that is itself still to be copied, what it will hold is copied.
+        copies = [(self._origin.get(source, source), target) for source, target in copies]
+        self._origin.update((target, source) for source, target in copies)
         self._copies[entry.request.request_id] = copies
         self.rows_left -= entry.num_pending
+        if self.prompt_rows_left is not None:
+            self.prompt_rows_left -= entry.num_pending * _row_cost(entry.request)
 
     def drop(self, request: Request) -> None:
         entry = self.entries.pop(request.request_id, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,19 @@ class FlatBatch:
     judged_rows: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedEntry:
+    """Where an entry's logits stand among the judged rows of its step.
+
+    first: index of the first. num_prompt_rows: rows whose logits are for prompt log-probabilities;
+    those of the tree, if the entry is judged, come after them.
+    """
+
+    entry: PlannedRequest
+    first: int
+    num_prompt_rows: int
+
+
 class RowLogits:
     """Logits of one request's judged rows, converted to float32 on the host row by row.
 
@@ -62,6 +75,9 @@ class RowLogits:
 
     def __len__(self) -> int:
         return self._logits.shape[0]
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        return (self.row(index) for index in range(len(self)))
 
     def row(self, index: int) -> NDArray[np.float32]:
         """float32 [V] logits of a row."""

@@ -51,6 +51,18 @@ class Tokenizer:
         """Token ids of plain text, with the special tokens the tokenizer adds to text."""
         return list(self.hf(text)["input_ids"])
 
+    def encode_word(self, word: str) -> list[tuple[int, ...]]:
+        """Token id sequences of a word at the start of a text and, if another, after a space.
+
+        As vLLM does for bad_words; a word inside another one may be spelt in other tokens still.
+        """
+        spellings = []
+        for text in (word.lstrip(), " " + word.lstrip()):
+            ids = tuple(self.hf(text, add_special_tokens=False)["input_ids"])
+            if ids and ids not in spellings:
+                spellings.append(ids)
+        return spellings
+
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat under the model's template, up to where the answer begins.
 
@@ -77,14 +89,55 @@ class Tokenizer:
             return self.apply_chat(prompt)
         return token_id_list(prompt)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, special tokens left out unless asked for."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def stream(self) -> TextStream:
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """A new decoder of text that appears token by token."""
-        return TextStream(self)
+        return TextStream(self, skip_special_tokens=skip_special_tokens)
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase | None,
+    draft_name: str,
+    draft: PreTrainedTokenizerBase | None,
+) -> None:
+    """Refuse a drafter whose token ids mean other strings than the target's.
+
+    target: None if the model has no tokenizer; ids are then all there is, and nothing is checked.
+    draft: the tokenizer whose ids the drafter speaks; None for a drafter that speaks the target's.
+    Fillers that pad a vocabulary to a round size ("[PAD511]") do not count, nor does the number of
+    rows in a model's embedding. Raises ModelError that names both tokenizers.
+    """
+    if target is None or draft is None:
+        return
+    ours, theirs = _strings_of_ids(target), _strings_of_ids(draft)
+    if ours == theirs:
+        return
+    token_id = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    strings = (
+        f"{_quoted(theirs, token_id)} in the draft's and {_quoted(ours, token_id)} in the target's"
+    )
+    raise ModelError(
+        f"the draft {draft_name} has another tokenizer ({_description(draft)}) than the target "
+        f"({_description(target)}): id {token_id} is {strings}; choose a draft made for this target"
+    )
+
+
+def _strings_of_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return {index: token for token, index in vocabulary.items() if token != f"[PAD{index}]"}
+
+
+def _description(tokenizer: PreTrainedTokenizerBase) -> str:
+    name = tokenizer.name_or_path or "unnamed"
+    return f"{name}, {type(tokenizer).__name__}, {len(tokenizer)} tokens"
+
+
+def _quoted(strings: Mapping[int, str], token_id: int) -> str:
+    return repr(strings[token_id]) if token_id in strings else "no token"
 
 
 def token_id_list(prompt: Any) -> list[int]:
@@ -104,11 +157,12 @@ class TextStream:
     finish() gives out what is left as decode() shows it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._token_ids: list[int] = []
         self._text = ""
 
@@ -121,5 +175,7 @@ class TextStream:
 
     def finish(self) -> str:
         """The rest of the text: what decode() has beyond the pieces given out so far."""
-        whole = self._tokenizer.decode(self._token_ids)
+        whole = self._tokenizer.decode(
+            self._token_ids, skip_special_tokens=self._skip_special_tokens
+        )
         return whole[len(self._text) :] if whole.startswith(self._text) else ""

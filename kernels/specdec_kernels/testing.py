@@ -91,6 +91,7 @@ def dense_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """What attention should give, [S, Hq, D] of `dtype`, one row after the other.
@@ -114,20 +115,29 @@ def dense_attention(
             # Logical slot and logical position of everything on the way from token 0 to the node.
             slots = [*range(committed), *(committed + n for n in reversed(path))]
             kept = slots if window is None else slots[-window:]
-            rows.append(_attend(next(query), keys[kept], values[kept], scale, softcap))
+            rows.append(_attend(next(query), keys[kept], values[kept], scale, softcap, sinks))
     return torch.stack(rows) if rows else step.query.to(dtype)
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     kv_heads = keys.shape[1]
     grouped = query.view(kv_heads, -1, query.shape[-1])
     scores = torch.stack([grouped[h] @ keys[:, h].T for h in range(kv_heads)]) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-    weights = weights / weights.sum(-1, keepdim=True)
+    sink = scores.new_full((kv_heads, 1, 1), float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(kv_heads, -1, 1)
+    top = torch.maximum(scores.amax(-1, keepdim=True), sink)
+    weights = torch.exp(scores - top)
+    weights = weights / (weights.sum(-1, keepdim=True) + torch.exp(sink - top))
     return torch.cat([weights[h] @ values[:, h] for h in range(kv_heads)])
 
 

@@ -20,8 +20,8 @@ class BlockTable:
         self._page_size = page_size
         self.pages: list[int] = []
         self.num_committed = 0
-        self._num_published = 0
-        self._last_content: Hashable = namespace
+        # What comes before each page: the namespace, then the content of the pages published.
+        self._contents: list[Hashable] = [namespace]
 
     @property
     def num_slots(self) -> int:
@@ -43,18 +43,29 @@ class BlockTable:
         At least one token is left to compute. Only for an empty table.
         """
         assert not self.pages
-        parent = self._last_content
         for start in range(0, len(tokens) - self._page_size + 1, self._page_size):
-            known = self._pool.find(parent, tuple(tokens[start : start + self._page_size]))
+            content = tuple(tokens[start : start + self._page_size])
+            known = self._pool.find(self._contents[-1], content)
             if known is None:
                 break
             self._pool.share(known.page)
             self.pages.append(known.page)
-            parent = known.content_id
-            self._last_content = parent
-            self._num_published += 1
+            self._contents.append(known.content_id)
         self.num_committed = min(len(self.pages) * self._page_size, len(tokens) - 1)
         return self.num_committed
+
+    def fork(self, other: BlockTable, num_tokens: int) -> None:
+        """Share the pages that hold the first num_tokens committed tokens of another request.
+
+        Only for an empty table. The page in which the two go on is copied by whoever writes first.
+        """
+        assert not self.pages
+        assert num_tokens <= other.num_committed
+        self.pages = other.pages[: -(-num_tokens // self._page_size)]
+        for page in self.pages:
+            self._pool.share(page)
+        self.num_committed = num_tokens
+        self._contents = other._contents[: num_tokens // self._page_size + 1]
 
     def reserve(self, num_slots: int) -> list[tuple[int, int]]:
         """Own the slots num_committed .. num_committed + num_slots - 1 exclusively.
@@ -88,12 +99,12 @@ class BlockTable:
 
     def publish(self, tokens: Sequence[int]) -> None:
         """Offer newly completed pages for reuse; `tokens` are the request's, from the first."""
-        while (self._num_published + 1) * self._page_size <= self.num_committed:
-            start = self._num_published * self._page_size
+        while len(self._contents) * self._page_size <= self.num_committed:
+            index = len(self._contents) - 1
+            start = index * self._page_size
             content = tuple(tokens[start : start + self._page_size])
-            page = self.pages[self._num_published]
-            self._last_content = self._pool.publish(page, self._last_content, content)
-            self._num_published += 1
+            page = self.pages[index]
+            self._contents.append(self._pool.publish(page, self._contents[-1], content))
 
     def release(self) -> None:
         """Give every page back; the deepest first, so that prefixes outlive their continuations."""

@@ -12,8 +12,8 @@ from specdec.cache.pages import IntegrityError, PagePool
 class CacheManager:
     """Hands out block tables and checks that free, cached and used pages add up.
 
-    namespace: what KV depends on besides the tokens (model, dtype, adapter); two engines or salts
-    with different namespaces never share a page.
+    namespace: what KV depends on besides the tokens (model, dtype, adapter); two engines with
+    different namespaces never share a page.
     """
 
     def __init__(
@@ -25,10 +25,13 @@ class CacheManager:
         self._namespace = ("namespace", namespace)
         self._tables: dict[str, BlockTable] = {}
 
-    def open(self, request_id: str) -> BlockTable:
-        """A new, empty block table for a request that has none."""
+    def open(self, request_id: str, salt: str | None = None) -> BlockTable:
+        """A new, empty block table for a request that has none.
+
+        salt: cached pages are shared only among tables of the same salt.
+        """
         assert request_id not in self._tables
-        table = BlockTable(self.pool, self.page_size, self._namespace)
+        table = BlockTable(self.pool, self.page_size, (self._namespace, salt))
         self._tables[request_id] = table
         return table
 

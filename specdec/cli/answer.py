@@ -1,4 +1,4 @@
-"""One answer on the command line: where it comes from, how it is shown, what is said about it."""
+"""Answers on the command line: how they are read and shown, and what is said about them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from specdec.errors import SpecdecError
+from specdec.cli.source import AnswerStream
 from specdec.output import RequestDelta, RequestStats, TokenLogprobs
-from specdec.request import FinishReason, SamplingParams, Speculation
-
-if TYPE_CHECKING:
-    from specdec.engine import Engine
+from specdec.request import FinishReason
 
 _DERIVED_STATS = (
     "acceptance_length",
@@ -27,54 +24,6 @@ _DERIVED_STATS = (
     "time_to_first_token",
 )
 _CLOCK_STATS = ("arrival_time", "first_token_time", "last_token_time")
-
-
-class AnswerStream(Protocol):
-    """A running request: the gRPC client's GenerateStream, or LocalStream."""
-
-    seed: int
-
-    def __iter__(self) -> Iterator[RequestDelta]: ...
-
-    def cancel(self) -> None: ...
-
-
-class LocalStream(Iterator[RequestDelta]):
-    """One request on an engine of this process, stepped by iterating. Raises SpecdecError."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        speculation: Speculation | None,
-    ) -> None:
-        request = engine.add_request("generate", prompt_token_ids, params, speculation)
-        self.seed = request.seed
-        self._id = request.request_id
-        self._engine = engine
-        self._cancelled = False
-        self._finished = False
-
-    def __next__(self) -> RequestDelta:
-        if self._finished:
-            raise StopIteration
-        delta = None
-        while delta is None:
-            if self._cancelled:
-                delta = self._engine.abort(self._id)
-                if delta is None:
-                    raise StopIteration
-            else:
-                delta = next(iter(self._engine.step()), None)
-        if delta.error is not None:
-            raise SpecdecError(delta.error)
-        self._finished = delta.finish_reason is not None
-        return delta
-
-    def cancel(self) -> None:
-        """End the request after the running step; its last delta still comes."""
-        self._cancelled = True
 
 
 class Answer:
@@ -88,6 +37,8 @@ class Answer:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self.is_complete = False
         self.finish_reason = FinishReason.ABORT
         self.stop_reason: str | int | None = None
         self.stats = RequestStats(arrival_time=time.monotonic())
@@ -99,7 +50,10 @@ class Answer:
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.finish_reason is not None:
+            self.is_complete = True
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
             self.stats = delta.stats
@@ -116,7 +70,7 @@ class Answer:
     def summary(self) -> str:
         """One line of statistics."""
         stats = self.stats
-        parts = [f"{stats.num_output_tokens} tokens"]
+        parts = [f"{stats.num_output_tokens} token{'s' * (stats.num_output_tokens != 1)}"]
         if stats.num_output_tokens > 1:
             parts += [
                 f"{stats.tokens_per_second:.1f} tokens/s",
@@ -125,16 +79,20 @@ class Answer:
         if stats.num_draft_path_tokens:
             parts.append(f"{stats.path_acceptance_rate:.0%} of drafted depth accepted")
         if stats.num_output_tokens:
-            parts.append(f"first token {stats.time_to_first_token * 1e3:.0f} ms")
+            parts += [
+                f"prompt {stats.num_prompt_tokens} tokens, {stats.num_cached_tokens} cached",
+                f"first token {stats.time_to_first_token * 1e3:.0f} ms",
+            ]
         return " · ".join([*parts, self.finish_reason.value])
 
-    def as_json(self, seed: int) -> str:
-        """The answer as one JSON object."""
+    def as_json(self, index: int, seed: int | None) -> str:
+        """The answer as one JSON object; index: among the n of its request; seed: if known."""
         stats = dataclasses.asdict(self.stats)
         for name in _CLOCK_STATS:
             del stats[name]
         stats |= {name: getattr(self.stats, name) for name in _DERIVED_STATS}
         record: dict[str, Any] = {
+            "index": index,
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason.value,
@@ -144,7 +102,58 @@ class Answer:
         }
         if self.logprobs:
             record["logprobs"] = [dataclasses.asdict(entry) for entry in self.logprobs]
+        if self.prompt_logprobs is not None:
+            record["prompt_logprobs"] = [
+                None if entry is None else dataclasses.asdict(entry)
+                for entry in self.prompt_logprobs
+            ]
         return json.dumps(record, ensure_ascii=False)
+
+
+class _Page:
+    """Writes answers to stdout one below the other, each under its number if there are several.
+
+    The first that is not complete is shown as it comes; what arrives for later ones waits.
+    """
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = answers
+        self._current = 0
+        self._written = 0
+        self._begun = False
+
+    def update(self) -> None:
+        """Write what has arrived since the last call."""
+        while self._current < len(self._answers):
+            answer = self._answers[self._current]
+            self._write(answer)
+            if not answer.is_complete:
+                break
+            self._end(answer)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Write what there is of the answers that never became complete."""
+        for answer in self._answers[self._current :]:
+            self._write(answer)
+            self._end(answer)
+        sys.stdout.flush()
+
+    def _write(self, answer: Answer) -> None:
+        text = answer.text[self._written :]
+        if not self._begun and (text or answer.is_complete):
+            self._begun = True
+            if len(self._answers) > 1:
+                gap = "\n" if self._current else ""
+                number = self._current + 1
+                sys.stdout.write(f"{gap}--- answer {number} of {len(self._answers)} ---\n")
+        sys.stdout.write(text)
+        self._written += len(text)
+
+    def _end(self, answer: Answer) -> None:
+        if self._begun and not answer.text.endswith("\n"):
+            sys.stdout.write("\n")
+        self._current, self._written, self._begun = self._current + 1, 0, False
 
 
 @contextmanager
@@ -167,19 +176,27 @@ def cancelled_by_interrupt(stream: AnswerStream) -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def read_answer(stream: AnswerStream, *, echo: bool) -> tuple[Answer, bool]:
-    """Read a stream to its end or to Ctrl-C; echo: print its text as it comes.
+def read_answers(stream: AnswerStream, count: int, *, echo: bool) -> tuple[list[Answer], bool]:
+    """Read a stream of count answers to its end or to Ctrl-C; echo: print text as it comes.
 
-    Returns the answer and whether it was interrupted.
+    Returns the answers and whether they were interrupted. What had come is on stdout even if the
+    stream raises.
     """
-    answer = Answer()
-    with cancelled_by_interrupt(stream) as interrupts:
-        for delta in stream:
-            answer.add(delta)
-            if echo and delta.text:
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
-    if echo and not answer.text.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    return answer, bool(interrupts)
+    answers = [Answer() for _ in range(count)]
+    page = _Page(answers)
+    try:
+        with cancelled_by_interrupt(stream) as interrupts:
+            for delta in stream:
+                answers[delta.index].add(delta)
+                if echo:
+                    page.update()
+    finally:
+        if echo:
+            page.close()
+    return answers, bool(interrupts)
+
+
+def read_answer(stream: AnswerStream, *, echo: bool) -> tuple[Answer, bool]:
+    """`read_answers` for a request with one answer."""
+    answers, interrupted = read_answers(stream, 1, echo=echo)
+    return answers[0], interrupted

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from specdec.cli import options
 from specdec.cli.answer import read_answer
 from specdec.cli.comparison import Pair, comparison_table, conclusion, probability_gap
 from specdec.cli.serve import LISTENING, READY
+from specdec.cli.source import lacks_chat_template
 from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.model.catalog import DEFAULT_MODEL
 from specdec.output import RequestOutput
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 _STOP_SECONDS = 10.0
 
-_TITLE = "tokens/s with speculation off and on: same greedy requests, same server"
 _FIRST_PROMPT = "What is a prime number? Give three examples."
 _WARM_UP_PROMPT = "Name the four seasons, one a line, then name them again in reverse order."
 _PROMPTS = {
@@ -57,9 +58,7 @@ _PROMPTS = {
 
 
 def demo(
-    model: Annotated[
-        str, typer.Argument(help="A named model, a hub id, a folder, or a .gguf file.")
-    ] = DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="Most tokens of an answer.", min=2)
     ] = 128,
@@ -132,7 +131,7 @@ class _Asker:
         try:
             self.complete(_WARM_UP_PROMPT, mode="auto")
         except InvalidRequestError as error:
-            if error.field != "prompt":
+            if not lacks_chat_template(error):
                 raise
             self._has_template = False
             self.complete(_WARM_UP_PROMPT, mode="auto")

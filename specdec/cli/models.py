@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from specdec.cli import completion
+
 models = typer.Typer(help="List, fetch and remove models.", no_args_is_help=True)
 
 
@@ -34,7 +36,12 @@ def list_command(
 
 @models.command()
 def fetch(
-    model: Annotated[str, typer.Argument(help="A named model, a hub id or a .gguf file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A named model, a hub id or a .gguf file.", autocompletion=completion.model_names
+        ),
+    ],
 ) -> None:
     """Download and convert a model, so that later starts need no network."""
     from specdec.model.store import fetch_model
@@ -45,7 +52,12 @@ def fetch(
 
 @models.command()
 def remove(
-    model: Annotated[str, typer.Argument(help="As `specdec models list` names it.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="As `specdec models list` names it.", autocompletion=completion.removable_names
+        ),
+    ],
 ) -> None:
     """Delete a model from the caches."""
     from specdec.model.store import remove_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec.cli import options
+from specdec.cli.groups import spread
 from specdec.model.catalog import DEFAULT_MODEL
 from specdec.request import SpeculationMode
 
@@ -26,6 +26,7 @@ READY = "ready in "
 goes on with the address, the second comes once requests are taken."""
 
 
+@spread
 def serve(
     model: options.Model = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -34,43 +35,20 @@ def serve(
         float, typer.Option(help="Seconds that running requests get when stopping.", min=0)
     ] = 5.0,
     reflection: Annotated[bool, typer.Option(help="Offer gRPC server reflection.")] = True,
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "cpu",
-    max_model_len: options.MaxModelLen = None,
-    max_num_seqs: options.MaxNumSeqs = 16,
-    max_batch_tokens: options.MaxBatchTokens = 512,
-    page_size: options.PageSize = 16,
-    num_pages: options.NumPages = None,
-    prefix_cache: options.PrefixCache = True,
-    generation_config: options.GenerationConfig = options.GenerationConfigChoice.AUTO,
-    trust_remote_code: options.TrustRemoteCode = False,
-    speculation: options.SpeculationMode = None,
-    max_nodes: options.MaxNodes = None,
-    max_depth: options.MaxDepth = None,
+    *,
+    speculation: options.SpeculationOptions,
+    engine: options.ServerEngine,
 ) -> None:
     """Serve a model over gRPC until SIGTERM or Ctrl-C."""
+    import asyncio
+
     from specdec.rpc.server import Server
 
-    default_speculation = options.speculation_of(speculation, max_nodes, max_depth)
-    banner = _Banner(model, draft or [options.DEFAULT_DRAFT], grace)
+    default_speculation = speculation.speculation()
+    banner = _Banner(model, engine.draft or [options.DEFAULT_DRAFT], grace)
 
     def create_engine() -> Engine:
-        llm = options.load_llm(
-            model,
-            draft=draft,
-            dtype=dtype,
-            device=device,
-            generation_config=generation_config,
-            trust_remote_code=trust_remote_code,
-            speculation=default_speculation,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens,
-            page_size=page_size,
-            num_pages=num_pages,
-            prefix_cache=prefix_cache,
-        )
+        llm = options.load_llm(model, engine, default_speculation)
         banner.describe(llm)
         return llm.engine
 
@@ -114,7 +92,7 @@ class _Banner:
         speculation = engine.config.speculation
         mode = SpeculationMode(speculation.mode).value
         self._lines = [
-            f"model  {llm.model_path}",
+            f"model  {llm.model_source}",
             f"draft  {', '.join(self._drafts)}; speculation {mode}, up to {speculation.max_nodes} "
             f"nodes of depth {speculation.max_depth}",
             f"pages  {engine.counters.num_pages} of {engine.config.page_size} tokens; "

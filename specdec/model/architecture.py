@@ -12,12 +12,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
+_ATTENTION_KINDS = frozenset({"attention", "full_attention", "sliding_attention"})
+
+_STATE = (
+    "their state follows one text token by token and cannot branch into a tree (state space and "
+    "linear-attention layers are not served)"
+)
+_WHY = {
+    "linear_attention": _STATE,
+    "mamba": _STATE,
+    "recurrent": _STATE,
+    "hybrid": _STATE,
+    "hybrid_sliding": _STATE,
+    "conv": "a convolution over neighbouring tokens cannot branch into a tree",
+    "chunked_attention": (
+        "the chunks that tokens may see live only in the mask, and tree attention takes none"
+    ),
+}
+_WHY_OTHER = "tree attention computes full and sliding-window attention only"
+
+_ALIBI_TYPES = frozenset({"bloom"})
+"""Models with ALiBi whose config has no field for it."""
+
+
 def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """The config in `folder`, of an architecture that has a causal language model.
 
     Raises:
         ModelError: an encoder-decoder, an encoder, a model type that this transformers does not
-            know, or one whose code comes with the checkpoint and is not trusted.
+            know, one whose code comes with the checkpoint and is not trusted, or one whose layers
+            cannot score token trees.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -45,7 +69,54 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             "correct it"
         ) from error
     _check_causal(config, raw, folder)
+    try:
+        check_servable(config)
+    except ModelError as error:
+        raise ModelError(f"{folder} ({model_type}) cannot be served: {error}") from error
     return config
+
+
+def check_servable(config: PreTrainedConfig) -> None:
+    """Refuse what the config alone shows to be beyond tree attention.
+
+    Only a first look, which spares reading weights: what it lets through is run and compared when
+    an engine is made. Raises ModelError with the reason; the caller says which model it is.
+    """
+    text = config.get_text_config(decoder=True)
+    kinds = list(
+        getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    )
+    others = sorted(set(kinds) - _ATTENTION_KINDS)
+    if others:
+        layers = ", ".join(f"{kinds.count(kind)} of kind {kind}" for kind in others)
+        why = next((_WHY[kind] for kind in others if kind in _WHY), _WHY_OTHER)
+        raise ModelError(f"of its {len(kinds)} layers it has {layers}: {why}")
+    if _has_alibi(text):
+        raise ModelError(
+            "it uses ALiBi, which adds a bias by distance to attention scores; tree attention has "
+            "no such bias"
+        )
+    key_dim, value_dim = _latent_dims(text)
+    if key_dim != value_dim:
+        raise ModelError(
+            f"its latent attention has keys of {key_dim} and values of {value_dim} dimensions, and "
+            "a page holds both in one size"
+        )
+    if getattr(text, "add_cross_attention", False):
+        raise ModelError("it attends to an encoder (add_cross_attention), and there is none here")
+
+
+def _has_alibi(config: PreTrainedConfig) -> bool:
+    holder = getattr(config, "attn_config", None) or config
+    return config.model_type in _ALIBI_TYPES or bool(getattr(holder, "alibi", False))
+
+
+def _latent_dims(config: PreTrainedConfig) -> tuple[int, int]:
+    """Dimensions of a key and of a value in multi-head latent attention; (0, 0) without it."""
+    if getattr(config, "kv_lora_rank", None) is None:
+        return 0, 0
+    key = getattr(config, "qk_nope_head_dim", 0) + getattr(config, "qk_rope_head_dim", 0)
+    return int(key), int(getattr(config, "v_head_dim", None) or key)
 
 
 def _check_causal(config: PreTrainedConfig, raw: dict[str, Any], folder: Path) -> None:

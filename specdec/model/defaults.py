@@ -74,9 +74,11 @@ def sampling_defaults(generation_config: GenerationConfig | None) -> dict[str, A
 
 
 def max_model_len(config: PreTrainedConfig) -> int | None:
-    """The most tokens, prompt and output together, that the model has positions for.
+    """The most tokens, prompt and output together, that the model has exact positions for.
 
     None where the config names no limit. A YaRN factor stretches the length it was trained with.
+    Rotary frequencies of the types `dynamic` and `longrope` change with the longest position of a
+    batch, not with a row's own, so these end where their scaling would begin (`length_reason`).
     """
     text_config = config.get_text_config()
     length = next(
@@ -87,8 +89,29 @@ def max_model_len(config: PreTrainedConfig) -> int | None:
         ),
         None,
     )
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings")
-    if length is not None and rope.get("rope_type") == "yarn" and original:
-        length = max(length, int(original * rope.get("factor", 1.0)))
+    for rope in _ropes(text_config):
+        kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+        if kind == "longrope" and original:
+            length = min(length or original, int(original))
+        elif kind == "yarn" and original and length is not None:
+            length = max(length, int(original * (rope.get("factor") or 1.0)))
     return length
+
+
+def length_reason(config: PreTrainedConfig) -> str | None:
+    """Why `max_model_len` is less than the model's makers promise; None where it is not."""
+    for rope in _ropes(config.get_text_config()):
+        kind = rope.get("rope_type")
+        if kind in ("dynamic", "longrope"):
+            return (
+                f"beyond it, {kind} rotary frequencies depend on the longest text of a batch, so a "
+                "text's answer would depend on its neighbours"
+            )
+    return None
+
+
+def _ropes(text_config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rotary parameters of a config: one set, or one for each type of layer."""
+    found = getattr(text_config, "rope_parameters", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return nested or [found]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from specdec.env import hub_offline
 from specdec.errors import ModelError
+from specdec.model.adapter import is_adapter, read_adapter
 from specdec.model.cache_folder import cannot_write, downloads_dir, exclusive
 from specdec.model.folder import check_folder
 from specdec.model.progress import progress_bar, say
@@ -37,7 +38,10 @@ def hub_snapshot(hub_id: str) -> Path | None:
     except (LocalEntryNotFoundError, ValueError):
         return None
     try:
-        check_folder(folder)
+        if is_adapter(folder):
+            read_adapter(folder)
+        else:
+            check_folder(folder)
     except ModelError:
         return None  # an interrupted download: fetching again completes it
     return folder

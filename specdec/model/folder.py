@@ -27,11 +27,17 @@ def check_folder(folder: Path) -> None:
     config = folder / CONFIG
     if not config.is_file():
         raise _no_config(folder)
+    if (folder / "adapter_config.json").is_file():
+        # transformers would load both, and not say so.
+        raise ModelError(
+            f"{folder} holds a model and an adapter for one: move the adapter's files to a folder "
+            "of their own, and give that with --adapter if it is wanted"
+        )
     check_config(read_json(config), folder)
     if (folder / GENERATION_CONFIG).is_file():
         read_json(folder / GENERATION_CONFIG)
     for file in weight_files(folder):
-        _tensor_names(file)
+        tensor_names(file)
 
 
 def check_config(config: Mapping[str, Any], name: object) -> None:
@@ -75,7 +81,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"(named in {INDEX}): download them into the folder"
         )
     files = [folder / name for name in names]
-    held = set().union(*(_tensor_names(file) for file in files))
+    held = set().union(*(tensor_names(file) for file in files))
     lost = sorted(set(weight_map) - held)
     if lost:
         raise ModelError(
@@ -104,7 +110,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _tensor_names(file: Path) -> set[str]:
+def tensor_names(file: Path) -> set[str]:
     """The names in the header of a safetensors file, which is checked against the file's size."""
     from safetensors import SafetensorError, safe_open
 
@@ -131,11 +137,6 @@ def _no_config(folder: Path) -> ModelError:
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return ModelError(f"{folder} has no {CONFIG} but a GGUF file: give its path, {ggufs[0]}")
-    if (folder / "adapter_config.json").is_file():
-        return ModelError(
-            f"{folder} is an adapter without its base model: merge it first (peft's "
-            "merge_and_unload, then save_pretrained)"
-        )
     return ModelError(
         f"{folder} has no {CONFIG}: give a folder saved with save_pretrained, a .gguf file or a "
         "hub id"

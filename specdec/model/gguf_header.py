@@ -1,4 +1,4 @@
-"""Reading the header of a GGUF file, far enough to know whether the file is whole.
+"""Reading the header of a GGUF file, far enough to know what is in it and whether it is whole.
 
 The format is little-endian: magic, version, counts, key-value metadata, tensor descriptions, then
 the tensor data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,22 +33,46 @@ _MAX_STRING = 1 << 26
 
 
 @dataclass(frozen=True)
-class GgufHeader:
-    """The metadata of a GGUF file.
+class GgufTensor:
+    """Where one tensor lies in the file and how it is stored.
 
     Attributes:
-        metadata: key -> value; arrays of strings and numbers as lists.
-        num_elements: weights in all tensors together.
-        num_tensors: tensors in the file.
+        name: as llama.cpp calls it.
+        shape: outermost dimension first, as in torch.
+        quantisation: the name of its ggml type, such as `"Q4_K"` or `"F16"`.
+        offset: of its first byte, from the start of the file.
+        num_bytes: what it takes in the file.
     """
 
+    name: str
+    shape: tuple[int, ...]
+    quantisation: str
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file says of itself.
+
+    Attributes:
+        path: the file.
+        metadata: key -> value; arrays of strings and numbers as lists.
+        tensors: by name, in the file's order.
+    """
+
+    path: Path
     metadata: dict[str, Any]
-    num_elements: int
-    num_tensors: int
+    tensors: dict[str, GgufTensor]
 
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def num_elements(self) -> int:
+        """Weights in all tensors together."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
 
 class _Truncated(Exception):
@@ -97,7 +121,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Read and check the header of the GGUF file at `path`.
 
     Raises:
-        ModelError: not a GGUF file, an unknown version, or a file that is cut short.
+        ModelError: not a GGUF file, an unknown version or quantisation type, or a file that is cut
+            short.
     """
     try:
         with path.open("rb") as stream:
@@ -130,28 +155,37 @@ def _read(path: Path, stream: BinaryIO) -> GgufHeader:
     for _ in range(num_values):
         key = reader.string()
         metadata[key] = reader.value(reader.scalar("<I"))
-    tensors = [_tensor(reader) for _ in range(num_tensors)]
+    tensors = [_tensor(path, reader) for _ in range(num_tensors)]
     alignment = int(metadata.get("general.alignment", 32)) or 32
     start = -(-stream.tell() // alignment) * alignment
-    end = start + max((offset + size for _, offset, size in tensors), default=0)
+    tensors = [replace(tensor, offset=start + tensor.offset) for tensor in tensors]
+    end = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=start)
     have = path.stat().st_size
     if have < end:
         raise ModelError(
             f"{path} is cut short: its header promises {end:,} bytes and it has {have:,}; "
             "download it again"
         )
-    return GgufHeader(metadata, sum(count for count, _, _ in tensors), num_tensors)
+    return GgufHeader(path, metadata, {tensor.name: tensor for tensor in tensors})
 
 
-def _tensor(reader: _Reader) -> tuple[int, int, int]:
-    """Elements, offset and bytes of the next described tensor."""
+def _tensor(path: Path, reader: _Reader) -> GgufTensor:
+    """The next description; its offset still counts from the start of the tensor data."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    reader.string()
+    name = reader.string()
     num_dims = reader.scalar("<I")
     if num_dims > 8:
         raise ValueError(f"a tensor with {num_dims} dimensions")
-    count = math.prod(reader.scalar("<Q") for _ in range(num_dims))
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(reader.scalar("<I"))]
-    offset = reader.scalar("<Q")
-    return count, offset, count // block * block_bytes
+    shape = tuple(reader.scalar("<Q") for _ in range(num_dims))[::-1]
+    kind, offset = reader.scalar("<I"), reader.scalar("<Q")
+    try:
+        quantisation = GGMLQuantizationType(kind)
+        block, block_bytes = GGML_QUANT_SIZES[quantisation]
+    except (ValueError, KeyError):
+        raise ModelError(
+            f"{path}: tensor {name} has quantisation type {kind}, which this gguf package does not "
+            "know: upgrade gguf, or take a file with another quantisation"
+        ) from None
+    size = math.prod(shape) // block * block_bytes
+    return GgufTensor(name, shape, quantisation.name, offset, size)

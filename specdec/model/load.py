@@ -6,16 +6,19 @@ import json
 import os
 import struct
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.errors import ModelError
+from specdec.model.adapter import Adapter, check_mergeable, is_adapter, merge_adapter, read_adapter
 from specdec.model.architecture import load_config
-from specdec.model.folder import weight_files
+from specdec.model.folder import read_json, weight_files
 from specdec.model.memory import require_memory
 from specdec.model.progress import quiet_transformers
-from specdec.model.resolve import resolve_model
+from specdec.model.resolve import resolve_adapter, resolve_base, resolve_model
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +64,9 @@ class LoadedModel:
     Attributes:
         model: the transformers module.
         tokenizer: its tokenizer, or None if the checkpoint has none.
-        path: the folder it came from; None for a module that lives in memory only.
+        path: the folder it came from; None for a module that lives in memory only, and for one
+            with an adapter merged into it.
+        source: where it came from, in words for a person.
         generation_config: the checkpoint's, or transformers' defaults.
     """
 
@@ -69,20 +74,24 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     path: Path | None
     generation_config: GenerationConfig
+    source: str
+    _reload: Callable[[], PreTrainedModel] | None = field(default=None, repr=False)
     _saved: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def model_path(self) -> Path:
         """A folder that transformers can load this model from.
 
-        A module without a local folder is saved to a temporary one on the first call; that folder
-        goes when this object does.
+        A model without a folder of its own is saved to a temporary one on the first call; that
+        folder goes when this object does. One with an adapter is merged again for that, since an
+        engine may have given up the weights in memory.
         """
         if self.path is not None:
             return self.path
         if self._saved is None:
             saved = tempfile.TemporaryDirectory(prefix="specdec-model-")
+            model = self.model if self._reload is None else self._reload()
             with quiet_transformers():
-                self.model.save_pretrained(saved.name)
+                model.save_pretrained(saved.name)
                 if self.tokenizer is not None:
                     self.tokenizer.save_pretrained(saved.name)
             self._saved = saved
@@ -94,6 +103,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> LoadedModel:
     """Load a model for inference: evaluation mode, no gradients.
 
@@ -102,22 +112,34 @@ def load_model(
         dtype: of the weights; `"auto"` is the checkpoint's own.
         device: where the weights go.
         trust_remote_code: allow a checkpoint to bring its own Python code.
+        adapter: the folder or hub id of a LoRA adapter to merge into the weights. A tokenizer that
+            lies with the adapter is taken instead of the base's.
 
     Raises:
         ModelError: what `resolve_model` raises; an unsupported architecture, dtype or device; too
-            little memory; weights that do not belong to the config.
+            little memory; weights that do not belong to the config; an adapter that cannot be
+            merged, or belongs to another model.
     """
     wanted, place = parse_dtype(dtype), _parse_device(device)
-    path = resolve_model(spec)
+    path, merged = _with_adapter(spec, adapter)
     config = load_config(path, trust_remote_code=trust_remote_code)
-    require_memory(
-        weights_bytes(path, wanted), what=f"loading {path.name}", available=_device_memory(place)
-    )
-    model = _load_module(path, config, wanted, trust_remote_code)
+    needed = weights_bytes(path, wanted)
+    if merged is not None:
+        check_mergeable(merged, config, path)
+        needed += merged.num_bytes
+    require_memory(needed, what=f"loading {path.name}", available=_device_memory(place))
+    load = partial(_load_module, path, config, wanted, trust_remote_code, merged)
+    model = load()
     model.to(place)  # type: ignore[arg-type]
     model.eval().requires_grad_(False)
-    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-    return LoadedModel(model, tokenizer, path, _generation_config(model))
+    tokenizer = None
+    for folder in [path] if merged is None else [merged.folder, path]:
+        tokenizer = tokenizer or load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    defaults = _generation_config(model)
+    if merged is None:
+        return LoadedModel(model, tokenizer, path, defaults, str(path))
+    source = f"{path} with the adapter {merged.folder}"
+    return LoadedModel(model, tokenizer, None, defaults, source, load)
 
 
 def from_module(
@@ -135,9 +157,9 @@ def from_module(
         )
     folder = Path(model.name_or_path) if model.name_or_path else None
     local = folder is not None and (folder / "config.json").is_file()
-    return LoadedModel(
-        model, tokenizer, folder.absolute() if folder and local else None, _generation_config(model)
-    )
+    path = folder.absolute() if folder and local else None
+    source = f"a loaded {type(model).__name__}"
+    return LoadedModel(model, tokenizer, path, _generation_config(model), source)
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
@@ -195,14 +217,36 @@ def load_tokenizer(
                 folder, trust_remote_code=trust_remote_code, local_files_only=True
             )
     except Exception as error:
+        if not trust_remote_code and _brings_code(folder / "tokenizer_config.json"):
+            raise ModelError(
+                f"the tokenizer in {folder} brings its own code: if you trust it, set "
+                "trust_remote_code (--trust-remote-code)"
+            ) from error
         raise ModelError(
             f"the tokenizer in {folder} cannot be read ({error}): download its files again"
         ) from error
     return tokenizer
 
 
+def _with_adapter(
+    spec: str | os.PathLike[str], adapter: str | os.PathLike[str] | None
+) -> tuple[Path, Adapter | None]:
+    """The folder of the model itself, and the adapter to merge into it."""
+    path = resolve_model(spec)
+    if not is_adapter(path):
+        return path, None if adapter is None else resolve_adapter(adapter)
+    if adapter is not None:
+        raise ModelError(f"{path} is an adapter itself: give its base as the model, or it alone")
+    own = read_adapter(path)
+    return resolve_base(own), own
+
+
 def _load_module(
-    path: Path, config: PreTrainedConfig, dtype: torch.dtype | None, trust_remote_code: bool
+    path: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | None,
+    trust_remote_code: bool,
+    adapter: Adapter | None,
 ) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
@@ -234,7 +278,11 @@ def _load_module(
             f"{path} lacks {len(missing)} of the weights that its config asks for, {missing[0]} "
             "first: download the checkpoint again, or correct its config"
         )
-    return model
+    return model if adapter is None else merge_adapter(model, adapter, path)
+
+
+def _brings_code(config: Path) -> bool:
+    return config.is_file() and bool(read_json(config).get("auto_map"))
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig:

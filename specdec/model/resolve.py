@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from specdec.errors import ModelError
+from specdec.model.adapter import Adapter, is_adapter, read_adapter
 from specdec.model.cache_folder import downloads_dir, read_marker
 from specdec.model.catalog import CATALOG, NamedModel
 from specdec.model.download import fetch_from_hub, fetch_from_wheel, hub_problem, hub_snapshot
@@ -22,31 +23,57 @@ def resolve_model(spec: str | os.PathLike[str]) -> Path:
 
     Args:
         spec: a name of the catalog (`smollm2-135m-instruct`), a folder, a `.gguf` file, or a hub id
-            (`organisation/model`), tried in this order.
+            (`organisation/model`), tried in this order. It may be a LoRA adapter's folder or hub
+            id, which stands for the base that the adapter names and the adapter together.
 
     Returns:
-        A folder with `config.json`, safetensors and usually a tokenizer.
+        A folder with `config.json`, safetensors and usually a tokenizer; for an adapter its own,
+        when its base is at hand too.
 
     Raises:
         ModelError: nothing there, files missing or corrupt, an encoder-decoder, or a hub that
             cannot be reached; says which and what to do.
     """
-    text = os.fspath(spec)
-    if not text.strip():
-        raise ModelError(f"the model is empty: give {_forms()}")
-    named = CATALOG.get(text.lower()) if isinstance(spec, str) else None
-    path = Path(text).expanduser()
-    if named is not None and not path.exists():
-        folder = resolve_named(named)
-    elif path.is_dir():
-        folder = path.absolute()
-    elif path.is_file():
-        folder = _resolve_file(path)
-    elif isinstance(spec, str) and _looks_like_hub_id(text):
-        folder = _resolve_hub(text)
+    folder = _find(spec)
+    if is_adapter(folder):
+        resolve_base(read_adapter(folder))
     else:
-        raise ModelError(f"no such model file or folder: {text}; give {_forms()}")
-    check_folder(folder)
+        check_folder(folder)
+    return folder
+
+
+def resolve_adapter(spec: str | os.PathLike[str]) -> Adapter:
+    """The LoRA adapter that `spec`, a folder or a hub id, means; its base is not looked at.
+
+    Raises:
+        ModelError: nothing there, or not a LoRA adapter that can be merged.
+    """
+    text = os.fspath(spec)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return read_adapter(path.absolute())
+    if isinstance(spec, str) and not path.exists() and _looks_like_hub_id(text):
+        return read_adapter(_resolve_hub(text))
+    raise ModelError(f"no such adapter: {text}; give a folder that peft's save_pretrained wrote")
+
+
+def resolve_base(adapter: Adapter) -> Path:
+    """The folder of the model that an adapter names as its base.
+
+    Raises:
+        ModelError: it names none, or what `resolve_model` raises.
+    """
+    give = f"give the base as the model and {adapter.folder} as its adapter (--adapter)"
+    if not adapter.base:
+        raise ModelError(f"{adapter.folder} is an adapter that does not name its base: {give}")
+    beside = (adapter.folder / adapter.base).resolve()
+    known = Path(adapter.base).expanduser().exists() or not beside.is_dir()
+    try:
+        folder = _find(adapter.base if known else beside)
+        check_folder(folder)
+    except ModelError as error:
+        problem = f"{adapter.folder} is an adapter for {adapter.base}: {error}; {give}"
+        raise ModelError(problem) from error
     return folder
 
 
@@ -87,6 +114,24 @@ def named_conversion(model: NamedModel) -> Path:
 def named_download(model: NamedModel) -> Path:
     """Where the GGUF out of a catalog model's wheel lies, fetched or not."""
     return downloads_dir() / Path(model.wheel.member).name
+
+
+def _find(spec: str | os.PathLike[str]) -> Path:
+    """The folder that `spec` means, whatever is in it."""
+    text = os.fspath(spec)
+    if not text.strip():
+        raise ModelError(f"the model is empty: give {_forms()}")
+    named = CATALOG.get(text.lower()) if isinstance(spec, str) else None
+    path = Path(text).expanduser()
+    if named is not None and not path.exists():
+        return resolve_named(named)
+    if path.is_dir():
+        return path.absolute()
+    if path.is_file():
+        return _resolve_file(path)
+    if isinstance(spec, str) and _looks_like_hub_id(text):
+        return _resolve_hub(text)
+    raise ModelError(f"no such model file or folder: {text}; give {_forms()}")
 
 
 def _resolve_file(path: Path) -> Path:

@@ -34,10 +34,10 @@ _WARM_UP_TOKENS = 16
 class _Report:
     """What became of one turn of the engine thread, for the loop.
 
-    admitted: engine id and seed. refused: engine id and cause. results: of calls.
+    admitted: engine id and seed of each answer. refused: engine id and cause. results: of calls.
     """
 
-    admitted: list[tuple[str, int]] = field(default_factory=list)
+    admitted: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     refused: list[tuple[str, Exception]] = field(default_factory=list)
     deltas: list[RequestDelta] = field(default_factory=list)
     results: list[tuple[asyncio.Future[Any], Any, Exception | None]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class EngineThread:
 
         def close() -> None:
             self._forget(engine_id)
-            self._push(lambda engine, report: _abort(engine, engine_id))
+            self._abort(engine_id)
 
         def admit(engine: Engine, report: _Report) -> None:
             try:
@@ -132,9 +132,10 @@ class EngineThread:
             except Exception as error:
                 report.refused.append((engine_id, error))
             else:
-                report.admitted.append((engine_id, request.seed))
+                seeds = tuple(answer.seed for answer in (request, *request.siblings))
+                report.admitted.append((engine_id, seeds))
 
-        stream = RequestStream(request_id, token_ids, close)
+        stream = RequestStream(request_id, token_ids, close, num_answers=params.n)
         self._streams[engine_id] = stream
         self._ids_in_flight.add(request_id)
         self._push(admit)
@@ -173,6 +174,12 @@ class EngineThread:
             self._actions.append(action)
             self._wake.notify()
 
+    def _abort(self, engine_id: str) -> None:
+        def abort(engine: Engine, report: _Report) -> None:
+            engine.abort(engine_id)
+
+        self._push(abort)
+
     def _forget(self, engine_id: str) -> None:
         stream = self._streams.pop(engine_id, None)
         if stream is not None:
@@ -206,19 +213,23 @@ class EngineThread:
             self._on_failure(error)
 
     def _deliver(self, report: _Report) -> None:
-        for engine_id, seed in report.admitted:
+        for engine_id, seeds in report.admitted:
             if engine_id in self._streams:
-                self._streams[engine_id].seed = seed
+                self._streams[engine_id].seeds = seeds
         for engine_id, error in report.refused:
             if engine_id in self._streams:
                 self._streams[engine_id].fail(error)
                 self._forget(engine_id)
         for delta in report.deltas:
             stream = self._streams.get(delta.request_id)
-            if stream is not None:
-                stream.put(delta)
-                if delta.finish_reason is not None or delta.error is not None:
-                    self._forget(delta.request_id)
+            if stream is None:
+                continue
+            stream.put(delta)
+            if stream.is_done:
+                self._forget(delta.request_id)
+            if delta.error is not None:
+                # The call fails: nobody waits for the other answers.
+                self._abort(delta.request_id)
         for future, result, failure in report.results:
             self._resolve(future, result, failure)
 
@@ -265,10 +276,6 @@ class EngineThread:
         # RuntimeError: the loop is closed, nobody waits any more.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
-
-
-def _abort(engine: Engine, engine_id: str) -> None:
-    engine.abort(engine_id)
 
 
 def _warm_up(engine: Engine) -> None:

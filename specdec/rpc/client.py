@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specdec.output import RequestDelta, RequestOutput
+from specdec.output import RequestDelta, RequestOutput, TokenLogprobs
 from specdec.request import SamplingParams, Speculation
 from specdec.rpc import convert
 from specdec.rpc.errors import ServerError, error_of
 from specdec.tokenizer import Prompt
+from specdec.v1 import inference_pb2 as pb
 from specdec.v1 import inference_pb2_grpc as pb_grpc
 
 _SERVICE = "specdec.v1.InferenceService"
@@ -23,33 +25,56 @@ _OPTIONS = [("grpc.max_receive_message_length", 64 * 2**20)]
 
 
 class GenerateStream(Iterator[RequestDelta]):
-    """One answer while it arrives: iterate for its deltas.
+    """The answers to one prompt while they arrive: iterate for their deltas.
 
-    The last delta has the finish reason and the full statistics; those before carry running counts.
-    Ends without a last delta after `cancel`. Raises InvalidRequestError or ServerError.
+    With n > 1 the deltas of different answers interleave; `index` tells them apart. The last one of
+    each answer has the finish reason and the full statistics; those before carry running counts.
+    Ends without these after `cancel`. Raises InvalidRequestError or ServerError.
 
-    seed, prompt_token_ids: known once the last delta has been read.
+    seed, prompt_token_ids: of answer 0, known once its last delta has been read.
+    seeds: index to seed, of each answer whose last delta has been read.
     """
 
     def __init__(self, call: Any, address: str) -> None:
         self.seed = 0
+        self.seeds: dict[int, int] = {}
         self.prompt_token_ids: tuple[int, ...] = ()
+        self._prompt_logprobs: list[TokenLogprobs | None] = []
         self._call = call
         self._address = address
         self._cancelled = False
 
     def __next__(self) -> RequestDelta:
+        while True:
+            response = self._receive()
+            if response.WhichOneof("response") == "complete":
+                complete = response.complete
+                self.seeds[complete.index] = complete.seed
+                if complete.index == 0:
+                    self.seed = complete.seed
+                    self.prompt_token_ids = tuple(complete.prompt_token_ids)
+                delta = convert.delta_of_complete(response.request_id, complete)
+                return self._with_prompt_logprobs(delta)
+            delta = convert.delta_of_chunk(response.request_id, response.chunk)
+            self._prompt_logprobs += delta.prompt_logprobs or ()
+            if delta.token_ids or delta.text:
+                return self._with_prompt_logprobs(delta)
+
+    def _receive(self) -> pb.GenerateResponse:
         try:
-            response = next(self._call)
+            response: pb.GenerateResponse = next(self._call)
         except grpc.RpcError as error:
             if self._cancelled:
                 raise StopIteration from None
             raise error_of(error, self._address) from None
-        if response.WhichOneof("response") == "chunk":
-            return convert.delta_of_chunk(response.request_id, response.chunk)
-        self.seed = response.complete.seed
-        self.prompt_token_ids = tuple(response.complete.prompt_token_ids)
-        return convert.delta_of_complete(response.request_id, response.complete)
+        return response
+
+    def _with_prompt_logprobs(self, delta: RequestDelta) -> RequestDelta:
+        """The same; answer 0's first one with what has come for the prompt, maybe in parts."""
+        if delta.index != 0 or not self._prompt_logprobs:
+            return delta
+        prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return dataclasses.replace(delta, prompt_logprobs=prompt_logprobs)
 
     def cancel(self) -> None:
         """End the request now; the server frees what it holds. Idempotent."""
@@ -89,10 +114,11 @@ class Client:
         request_id: str = "",
         timeout: float | None = None,
     ) -> GenerateStream:
-        """Start a request and stream its answer.
+        """Start a request and stream its answers.
 
         prompt: text, token ids or chat messages. timeout: seconds until the call is ended with
         DEADLINE_EXCEEDED. Fields that are not given are the server's defaults.
+        Raises InvalidRequestError for what cannot be sent, such as logits_processors.
         """
         message = convert.request_to_wire(
             prompt, params, speculation, request_id=request_id, return_prompt_token_ids=True
@@ -108,10 +134,10 @@ class Client:
         request_id: str = "",
         timeout: float | None = None,
     ) -> RequestOutput:
-        """The whole answer at once; arguments as for `generate`."""
+        """The whole answer at once, its siblings with it; arguments as for `generate`."""
         stream = self.generate(prompt, params, speculation, request_id=request_id, timeout=timeout)
         with stream:
-            return join_deltas(stream, wants_logprobs=bool(params and params.logprobs is not None))
+            return collect_output(stream, params or SamplingParams())
 
     def is_ready(self, timeout: float = 1.0) -> bool:
         """Whether the server is there, loaded and warm."""
@@ -149,12 +175,24 @@ class Client:
         self.close()
 
 
-def join_deltas(stream: GenerateStream, *, wants_logprobs: bool) -> RequestOutput:
-    """Read a stream to its end and put the answer together."""
-    deltas = list(stream)
+def collect_output(stream: GenerateStream, params: SamplingParams) -> RequestOutput:
+    """Read a stream to its end and put its answers together: answer 0, with its siblings."""
+    answers: list[list[RequestDelta]] = [[] for _ in range(params.n)]
+    for delta in stream:
+        answers[delta.index].append(delta)
+    first, *siblings = [_joined(stream, deltas, params) for deltas in answers]
+    return dataclasses.replace(first, siblings=tuple(siblings))
+
+
+def _joined(
+    stream: GenerateStream, deltas: Sequence[RequestDelta], params: SamplingParams
+) -> RequestOutput:
     last = deltas[-1] if deltas else None
     if last is None or last.finish_reason is None:
         raise ServerError(grpc.StatusCode.INTERNAL, "the call ended without a complete message")
+    logprobs = None
+    if params.logprobs is not None:
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
     return RequestOutput(
         request_id=last.request_id,
         prompt_token_ids=stream.prompt_token_ids,
@@ -162,7 +200,9 @@ def join_deltas(stream: GenerateStream, *, wants_logprobs: bool) -> RequestOutpu
         text="".join(delta.text for delta in deltas),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        logprobs=tuple(e for delta in deltas for e in delta.logprobs) if wants_logprobs else None,
-        seed=stream.seed,
+        logprobs=logprobs,
+        seed=stream.seeds[last.index],
         stats=last.stats,
+        prompt_logprobs=deltas[0].prompt_logprobs,
+        index=last.index,
     )

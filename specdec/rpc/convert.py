@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from specdec.errors import InvalidRequestError
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.output import RequestDelta, RequestStats, TokenLogprobs
-from specdec.request import FinishReason, SamplingParams, Speculation, SpeculationMode
+from specdec.request import FinishReason, SamplingParams, Speculation
+from specdec.rpc.params import naming_field, sampling_params_to_wire, speculation_to_wire
 from specdec.tokenizer import Prompt
 from specdec.v1 import inference_pb2 as pb
 
-_SAMPLING_SCALARS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "max_tokens",
-    "ignore_eos",
-    "logprobs",
-    "seed",
-)
-_SPECULATION_SCALARS = ("max_nodes", "max_depth", "acceptance")
-_MODES = {
-    SpeculationMode.OFF: pb.SPECULATION_MODE_OFF,
-    SpeculationMode.FIXED: pb.SPECULATION_MODE_FIXED,
-    SpeculationMode.AUTO: pb.SPECULATION_MODE_AUTO,
-}
-_MODES_BACK = {value: mode for mode, value in _MODES.items()}
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -65,35 +49,29 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
     return [{"role": m.role, "content": m.content} for m in request.chat.messages]
 
 
-def sampling_params_of(message: pb.SamplingParams) -> SamplingParams:
-    """The sampling parameters that are set; the others stay the model's defaults.
+def refuse_unknown_fields(message: Message, prefix: str = "") -> None:
+    """Raise InvalidRequestError for a field, at any depth, that the contract does not have.
 
-    Raises InvalidRequestError naming the field.
+    It may come from a client of a later contract, and may be a parameter that decides what is said.
     """
-    values = {name: getattr(message, name) for name in _SAMPLING_SCALARS if message.HasField(name)}
-    return SamplingParams(
-        stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **values
-    )
+    for unknown in _unknown_fields(message):
+        raise InvalidRequestError(f"{prefix}{unknown}", "is no field that this server knows")
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for child in value if field.is_repeated else (value,):
+            refuse_unknown_fields(child, f"{prefix}{field.name}.")
 
 
-def speculation_of(message: pb.Speculation, defaults: Speculation) -> Speculation:
-    """The defaults with the fields that are set replaced. Raises InvalidRequestError."""
-    changes = {
-        name: getattr(message, name) for name in _SPECULATION_SCALARS if message.HasField(name)
-    }
-    if message.mode != pb.SPECULATION_MODE_UNSPECIFIED:
-        if message.mode not in _MODES_BACK:
-            raise InvalidRequestError("speculation.mode", f"unknown value {message.mode}")
-        changes["mode"] = _MODES_BACK[message.mode]
-    if message.drafts:
-        changes["drafts"] = tuple(message.drafts)
-    return dataclasses.replace(defaults, **changes)
+def _unknown_fields(message: Message) -> Iterator[int]:
+    unknown = UnknownFieldSet(message)
+    return (unknown[i].field_number for i in range(len(unknown)))
 
 
 def wire_field(error: InvalidRequestError, request: pb.GenerateRequest) -> InvalidRequestError:
     """The same error with its field named as on the wire, for example sampling_params.top_p."""
     field = error.field
-    if field in _SAMPLING_FIELDS:
+    if field.partition(".")[0] in _SAMPLING_FIELDS:
         field = f"sampling_params.{field}"
     elif field in ("prompt", "prompt_token_ids"):
         field = _PROMPT_FIELDS.get(request.WhichOneof("input") or "", "input")
@@ -107,8 +85,17 @@ def api_field(field: str) -> str:
     return field.removeprefix("sampling_params.")
 
 
-def chunk_to_wire(delta: RequestDelta, completion_tokens: int) -> pb.GenerateStreamChunk:
-    """A delta as a chunk; completion_tokens: emitted so far, this delta included."""
+def chunk_to_wire(
+    delta: RequestDelta, completion_tokens: int, prompt_token_ids: Sequence[int]
+) -> pb.GenerateStreamChunk:
+    """A delta as a chunk.
+
+    completion_tokens: emitted so far, this delta included. prompt_token_ids: of the whole prompt;
+    its first token has no entry in prompt_logprobs that could name it.
+    """
+    input_logprobs = None
+    if delta.prompt_logprobs:
+        input_logprobs = _prompt_logprobs_to_wire(delta.prompt_logprobs, prompt_token_ids[0])
     return pb.GenerateStreamChunk(
         text=delta.text,
         token_ids=delta.token_ids,
@@ -117,6 +104,8 @@ def chunk_to_wire(delta: RequestDelta, completion_tokens: int) -> pb.GenerateStr
         completion_tokens=completion_tokens,
         cached_tokens=delta.stats.num_cached_tokens,
         num_decode_passes=delta.stats.num_decode_passes,
+        index=delta.index,
+        input_logprobs=input_logprobs,
     )
 
 
@@ -125,11 +114,30 @@ def _logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> pb.OutputLogProbs:
         token_logprobs=[entry.logprob for entry in logprobs],
         token_ids=[entry.token_id for entry in logprobs],
         ranks=[entry.rank for entry in logprobs],
-        top_logprobs=[
-            pb.TopLogProbs(values=entry.top.values(), token_ids=entry.top.keys())
-            for entry in logprobs
-        ],
+        top_logprobs=[_top_to_wire(entry) for entry in logprobs],
     )
+
+
+def _top_to_wire(entry: TokenLogprobs) -> pb.TopLogProbs:
+    return pb.TopLogProbs(values=entry.top.values(), token_ids=entry.top.keys())
+
+
+def _prompt_logprobs_to_wire(
+    entries: Sequence[TokenLogprobs | None], first_token: int
+) -> pb.InputLogProbs:
+    message = pb.InputLogProbs()
+    for entry in entries:
+        if entry is None:
+            message.token_ids.append(first_token)
+            message.ranks.append(0)
+            message.token_logprobs.add()
+            message.top_logprobs.add()
+        else:
+            message.token_ids.append(entry.token_id)
+            message.ranks.append(entry.rank)
+            message.token_logprobs.add(value=entry.logprob)
+            message.top_logprobs.append(_top_to_wire(entry))
+    return message
 
 
 def complete_to_wire(
@@ -158,6 +166,7 @@ def complete_to_wire(
             decode_seconds=max(0.0, stats.last_token_time - stats.first_token_time),
         ),
         prompt_token_ids=prompt_token_ids,
+        index=delta.index,
     )
     if isinstance(delta.stop_reason, str):
         message.matched_stop_str = delta.stop_reason
@@ -177,14 +186,15 @@ def request_to_wire(
     request_id: str = "",
     return_prompt_token_ids: bool = False,
 ) -> pb.GenerateRequest:
-    """A request for the wire. Raises InvalidRequestError for a prompt of another type."""
-    message = pb.GenerateRequest(request_id=request_id)
+    """A request for the wire. Raises InvalidRequestError naming a field that cannot be sent."""
+    with naming_field("request_id"):
+        message = pb.GenerateRequest(request_id=request_id)
     if return_prompt_token_ids:
         message.return_prompt_token_ids = True
     if params is not None:
-        message.sampling_params.CopyFrom(_sampling_params_to_wire(params))
+        message.sampling_params.CopyFrom(sampling_params_to_wire(params))
     if speculation is not None:
-        message.speculation.CopyFrom(_speculation_to_wire(speculation))
+        message.speculation.CopyFrom(speculation_to_wire(speculation))
     try:
         _set_prompt(message, prompt)
     except (TypeError, ValueError, KeyError) as error:
@@ -207,28 +217,6 @@ def _set_prompt(message: pb.GenerateRequest, prompt: Prompt) -> None:
         message.tokenized.SetInParent()
 
 
-def _sampling_params_to_wire(params: SamplingParams) -> pb.SamplingParams:
-    message = pb.SamplingParams()
-    for name in _SAMPLING_SCALARS:
-        value = getattr(params, name)
-        if value is not None:
-            try:
-                setattr(message, name, value)
-            except ValueError as error:
-                raise InvalidRequestError(name, f"too large for the wire: {value}") from error
-    message.stop.extend(params.stop or ())
-    message.stop_token_ids.extend(params.stop_token_ids or ())
-    return message
-
-
-def _speculation_to_wire(speculation: Speculation) -> pb.Speculation:
-    return pb.Speculation(
-        mode=_MODES[SpeculationMode(speculation.mode)],
-        drafts=speculation.drafts,
-        **{name: getattr(speculation, name) for name in _SPECULATION_SCALARS},
-    )
-
-
 def delta_of_chunk(request_id: str, chunk: pb.GenerateStreamChunk) -> RequestDelta:
     """A chunk as a delta; its statistics are the running totals that a chunk carries."""
     return RequestDelta(
@@ -244,17 +232,16 @@ def delta_of_chunk(request_id: str, chunk: pb.GenerateStreamChunk) -> RequestDel
             num_output_tokens=chunk.completion_tokens,
             num_decode_passes=chunk.num_decode_passes,
         ),
+        index=chunk.index,
+        prompt_logprobs=(
+            _prompt_logprobs_of(chunk.input_logprobs) if chunk.HasField("input_logprobs") else None
+        ),
     )
 
 
 def _logprobs_of(message: pb.OutputLogProbs) -> tuple[TokenLogprobs, ...]:
     return tuple(
-        TokenLogprobs(
-            token_id=token_id,
-            logprob=logprob,
-            rank=rank,
-            top=dict(zip(top.token_ids, top.values, strict=True)),
-        )
+        TokenLogprobs(token_id, logprob, rank, _top_of(top))
         for token_id, logprob, rank, top in zip(
             message.token_ids,
             message.token_logprobs,
@@ -265,11 +252,36 @@ def _logprobs_of(message: pb.OutputLogProbs) -> tuple[TokenLogprobs, ...]:
     )
 
 
+def _prompt_logprobs_of(message: pb.InputLogProbs) -> tuple[TokenLogprobs | None, ...]:
+    return tuple(
+        TokenLogprobs(token_id, logprob.value, rank, _top_of(top))
+        if logprob.HasField("value")
+        else None
+        for token_id, logprob, rank, top in zip(
+            message.token_ids,
+            message.token_logprobs,
+            message.ranks,
+            message.top_logprobs,
+            strict=True,
+        )
+    )
+
+
+def _top_of(message: pb.TopLogProbs) -> dict[int, float]:
+    return dict(zip(message.token_ids, message.values, strict=True))
+
+
 def delta_of_complete(request_id: str, complete: pb.GenerateComplete) -> RequestDelta:
-    """The end of an answer as a delta without tokens; times count from the request's arrival."""
+    """The end of an answer as a delta without tokens; times count from the request's arrival.
+
+    Raises SpecdecError for a finish reason that this client does not know.
+    """
     matched = complete.WhichOneof("matched_stop")
     spec = complete.spec_decode
     first = complete.timings.time_to_first_token_seconds
+    if complete.finish_reason not in _REASONS_BACK:
+        value = complete.finish_reason
+        raise SpecdecError(f"finish_reason: this client does not know {value}; update it")
     return RequestDelta(
         request_id=request_id,
         token_ids=(),
@@ -287,4 +299,5 @@ def delta_of_complete(request_id: str, complete: pb.GenerateComplete) -> Request
             last_token_time=first + complete.timings.decode_seconds,
             **{name: getattr(spec, name) for name in _STATS_ON_WIRE},
         ),
+        index=complete.index,
     )

@@ -11,6 +11,9 @@ from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.rpc.convert import api_field
 
 ERROR_DOMAIN = "specdec"
+_MAX_TEXT_BYTES = 800
+"""Of an error: a status travels in the trailers, of which gRPC clients take 8 KB, and messages may
+quote what the caller sent."""
 
 
 class ServerError(SpecdecError):
@@ -47,7 +50,7 @@ def status_of(error: Exception) -> status_pb2.Status:
     """
     if isinstance(error, InvalidRequestError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=error.field, description=_shortened(error.message)
         )
         detail = error_details_pb2.BadRequest(field_violations=[violation])
         return _status(code_pb2.INVALID_ARGUMENT, str(error), detail)
@@ -69,7 +72,13 @@ def _status(
         packed = any_pb2.Any()
         packed.Pack(detail)
         details.append(packed)
-    return status_pb2.Status(code=code, message=message, details=details)
+    return status_pb2.Status(code=code, message=_shortened(message), details=details)
+
+
+def _shortened(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    shortened = encoded[:_MAX_TEXT_BYTES].decode(errors="ignore")
+    return shortened if len(encoded) <= _MAX_TEXT_BYTES else f"{shortened} ..."
 
 
 def error_of(call: grpc.RpcError, address: str) -> SpecdecError:

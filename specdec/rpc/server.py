@@ -14,7 +14,6 @@ from grpc_reflection.v1alpha import reflection
 from specdec.errors import SpecdecError
 from specdec.rpc.bridge import EngineThread
 from specdec.rpc.service import SERVICE_NAME, InferenceService
-from specdec.v1 import inference_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
     from specdec.engine import Engine
@@ -65,9 +64,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = grpc.aio.server(options=_OPTIONS)
-        pb_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            self._service, self._server
-        )
+        self._service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if reflection_enabled:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

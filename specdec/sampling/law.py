@@ -1,21 +1,29 @@
-"""The law of one request: its token at a position, given the logits and everything before it.
+"""The law of one answer: its token at a position, given the logits and everything before it.
 
-Processor order, equal to transformers' for what both have: repetition penalty, presence penalty,
-frequency penalty, [temperature 0: argmax], temperature, top-k, top-p, min-p, noise, argmax.
+Order, equal to transformers' for what both have: logit bias, repetition, presence and frequency
+penalty, bad words, min_tokens, allowed tokens, the caller's processors, grammar, [temperature 0:
+argmax], temperature, top-k, top-p, min-p, noise, argmax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.errors import InvalidRequestError
 from specdec.output import TokenLogprobs
 from specdec.request import SamplingParams
 from specdec.sampling.logprobs import token_logprobs
+from specdec.sampling.processors import row_processors
+from specdec_drafts.tree import TokenTree
 from specdec_kernels.sample import choose_token, surviving_tokens
+
+if TYPE_CHECKING:
+    from specdec.sampling.grammar import GrammarMatcher
 
 Floats = NDArray[np.float32]
 
@@ -29,10 +37,11 @@ class Choice:
 
 
 class TokenLaw:
-    """Evaluates one request's parameters at successive positions; owns the penalty history.
+    """Evaluates one answer's parameters at successive positions; owns what they remember.
 
-    params: resolved (nothing unset that has a default). prompt_token_ids: counted by the
-    repetition penalty only. vocab_size: length of the logits rows.
+    params: resolved (nothing unset that has a default). vocab_size: length of the logits rows.
+    end_token_ids: tokens that end the answer, which min_tokens holds back. bad_words: of params, as
+    token ids. grammar: of params, compiled, at its start.
     """
 
     def __init__(
@@ -41,34 +50,34 @@ class TokenLaw:
         prompt_token_ids: Sequence[int],
         vocab_size: int,
         logprobs_mode: str,
+        *,
+        end_token_ids: frozenset[int] = frozenset(),
+        bad_words: Sequence[Sequence[int]] = (),
+        grammar: GrammarMatcher | None = None,
     ) -> None:
         assert params.temperature is not None
         assert params.top_k is not None
         assert params.top_p is not None
         assert params.min_p is not None
-        assert params.repetition_penalty is not None
         assert params.seed is not None
         self._temperature = params.temperature
         self._filters = (params.top_k, params.top_p, params.min_p)
         self._seed = params.seed
         self._num_top = params.logprobs
         self._logprobs_mode = logprobs_mode
-        self._repetition = np.float32(params.repetition_penalty)
-        self._presence = np.float32(params.presence_penalty)
-        self._frequency = np.float32(params.frequency_penalty)
-        self._has_repetition = params.repetition_penalty != 1.0
-        self._has_output_penalty = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        self._seen = np.zeros(vocab_size if self._has_repetition else 0, dtype=np.bool_)
-        self._counts = np.zeros(vocab_size if self._has_output_penalty else 0, dtype=np.float32)
-        if self._has_repetition:
-            self._seen[np.asarray(prompt_token_ids, dtype=np.int64)] = True
+        self._grammar = grammar
+        self._processors = row_processors(
+            params, prompt_token_ids, vocab_size, end_token_ids, bad_words, grammar
+        )
 
     def choose(self, logits: Floats, position: int) -> Choice:
         """The token at `position`, from float32 [V] raw logits, which are left unchanged.
 
-        Raises ValueError if the row has a NaN, a +inf or no finite logit.
+        To be called once for each emitted position, in order.
+        Raises ValueError if the row has a NaN, a +inf or no finite logit; InvalidRequestError if
+        the parameters leave no token, or a processor of the caller's fails.
         """
-        processed = self._penalised(logits)
+        processed = self._processed(logits, position)
         top_k, top_p, min_p = self._filters
         token_id = choose_token(
             processed,
@@ -86,24 +95,28 @@ class TokenLaw:
         return Choice(token_id, token_logprobs(row, token_id, self._num_top, as_logits=as_logits))
 
     def append(self, token_id: int) -> None:
-        """Add an emitted token to the history that later positions are penalised by."""
-        if self._has_repetition:
-            self._seen[token_id] = True
-        if self._has_output_penalty:
-            self._counts[token_id] += 1
+        """Add an emitted token to the history that later positions depend on."""
+        for processor in self._processors:
+            processor.append(token_id)
 
-    def _penalised(self, logits: Floats) -> Floats:
-        if not (self._has_repetition or self._has_output_penalty):
+    def prune(self, tree: TokenTree) -> TokenTree:
+        """The tree without drafted nodes that the grammar forbids: scoring them would be a waste.
+
+        Changes nothing else; other parameters are cheap to judge where the walk gets to.
+        """
+        return tree if self._grammar is None else self._grammar.prune(tree)
+
+    def _processed(self, logits: Floats, position: int) -> Floats:
+        if not self._processors:
             return logits
         row = logits.copy()
-        if self._has_repetition:
-            seen = np.flatnonzero(self._seen)
-            old = row[seen]
-            row[seen] = np.where(old > 0, old / self._repetition, old * self._repetition)
-        if self._has_output_penalty:
-            used = np.flatnonzero(self._counts)
-            row[used] -= self._presence
-            row[used] -= self._frequency * self._counts[used]
+        for processor in self._processors:
+            processor.apply(row)
+        if row.max() == -np.inf and logits.max() > -np.inf:
+            names = [processor.field for processor in self._processors]
+            raise InvalidRequestError(
+                names[-1], f"no token is left at position {position} after {', '.join(names)}"
+            )
         return row
 
     def _filtered(self, processed: Floats) -> Floats:

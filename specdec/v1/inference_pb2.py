@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/v1/inference.proto\x12\nspecdec.v1\"\xbb\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.specdec.v1.TokenizedInputH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.specdec.v1.ChatInputH\x00\x12\x33\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.specdec.v1.Speculation\x12$\n\x17return_prompt_token_ids\x18\x07 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x1a\n\x18_return_prompt_token_ids\":\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"6\n\tChatInput\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.specdec.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xec\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x11\n\x04seed\x18\r \x01(\x04H\n\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x07\n\x05_seed\"\xca\x01\n\x0bSpeculation\x12.\n\x04mode\x18\x01 \x01(\x0e\x32\x1b.specdec.v1.SpeculationModeH\x00\x88\x01\x01\x12\x16\n\tmax_nodes\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tmax_depth\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06\x64rafts\x18\x04 \x03(\t\x12\x17\n\nacceptance\x18\x05 \x01(\tH\x03\x88\x01\x01\x42\x07\n\x05_modeB\x0c\n\n_max_nodesB\x0c\n\n_max_depthB\r\n\x0b_acceptance\"\x96\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1f.specdec.v1.GenerateStreamChunkH\x00\x12\x30\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1c.specdec.v1.GenerateCompleteH\x00\x42\n\n\x08response\"\xcf\x01\n\x13GenerateStreamChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x0foutput_logprobs\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.OutputLogProbs\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_decode_passes\x18\x07 \x01(\r\"y\n\x0eOutputLogProbs\x12\x16\n\x0etoken_logprobs\x18\x01 \x03(\x02\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12-\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x17.specdec.v1.TopLogProbs\"0\n\x0bTopLogProbs\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xed\x02\n\x10GenerateComplete\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x12\x1a\n\x10matched_stop_str\x18\x03 \x01(\tH\x00\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x30\n\x0bspec_decode\x18\t \x01(\x0b\x32\x1b.specdec.v1.SpecDecodeStats\x12$\n\x07timings\x18\n \x01(\x0b\x32\x13.specdec.v1.Timings\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\rB\x0e\n\x0cmatched_stop\"\xb0\x02\n\x0fSpecDecodeStats\x12\x19\n\x11num_decode_passes\x18\x01 \x01(\r\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1d\n\x15num_draft_path_tokens\x18\x04 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x07 \x01(\x01\x12\x1e\n\x16mean_acceptance_length\x18\x08 \x01(\x01\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\t \x01(\x01\x12\x1c\n\x14path_acceptance_rate\x18\n \x01(\x01\"F\n\x07Timings\x12#\n\x1btime_to_first_token_seconds\x18\x01 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x02 \x01(\x01*\x84\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x01\x12\x1a\n\x16SPECULATION_MODE_FIXED\x10\x02\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32[\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/v1/inference.proto\x12\nspecdec.v1\"\xbb\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.specdec.v1.TokenizedInputH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.specdec.v1.ChatInputH\x00\x12\x33\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.specdec.v1.Speculation\x12$\n\x17return_prompt_token_ids\x18\x07 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x1a\n\x18_return_prompt_token_ids\":\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"6\n\tChatInput\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.specdec.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe0\x07\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x11\n\x04seed\x18\r \x01(\x04H\n\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\r\x88\x01\x01\x12\'\n\x1ainclude_stop_str_in_output\x18\x11 \x01(\x08H\x0e\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x12 \x01(\x08H\x0f\x88\x01\x01\x12\x17\n\ncache_salt\x18\x13 \x01(\tH\x10\x88\x01\x01\x12=\n\nlogit_bias\x18\x14 \x03(\x0b\x32).specdec.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x15 \x03(\r\x12&\n\tbad_words\x18\x16 \x03(\x0b\x32\x13.specdec.v1.BadWord\x12$\n\x07grammar\x18\x17 \x01(\x0b\x32\x13.specdec.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x07\n\x05_seedB\r\n\x0b_min_tokensB\x04\n\x02_nB\x12\n\x10_prompt_logprobsB\x1d\n\x1b_include_stop_str_in_outputB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_salt\"L\n\x07\x42\x61\x64Word\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x90\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1c.specdec.v1.ChoiceConstraintH\x00\x12\x0e\n\x04\x65\x62nf\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"#\n\x10\x43hoiceConstraint\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"\xca\x01\n\x0bSpeculation\x12.\n\x04mode\x18\x01 \x01(\x0e\x32\x1b.specdec.v1.SpeculationModeH\x00\x88\x01\x01\x12\x16\n\tmax_nodes\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tmax_depth\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06\x64rafts\x18\x04 \x03(\t\x12\x17\n\nacceptance\x18\x05 \x01(\tH\x03\x88\x01\x01\x42\x07\n\x05_modeB\x0c\n\n_max_nodesB\x0c\n\n_max_depthB\r\n\x0b_acceptance\"\x96\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1f.specdec.v1.GenerateStreamChunkH\x00\x12\x30\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x1c.specdec.v1.GenerateCompleteH\x00\x42\n\n\x08response\"\x91\x02\n\x13GenerateStreamChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x0foutput_logprobs\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.OutputLogProbs\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_decode_passes\x18\x07 \x01(\r\x12\r\n\x05index\x18\x08 \x01(\r\x12\x31\n\x0einput_logprobs\x18\t \x01(\x0b\x32\x19.specdec.v1.InputLogProbs\"y\n\x0eOutputLogProbs\x12\x16\n\x0etoken_logprobs\x18\x01 \x03(\x02\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12-\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x17.specdec.v1.TopLogProbs\"\x97\x01\n\rInputLogProbs\x12\x35\n\x0etoken_logprobs\x18\x01 \x03(\x0b\x32\x1d.specdec.v1.InputTokenLogProb\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12-\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x17.specdec.v1.TopLogProbs\"1\n\x11InputTokenLogProb\x12\x12\n\x05value\x18\x01 \x01(\x02H\x00\x88\x01\x01\x42\x08\n\x06_value\"0\n\x0bTopLogProbs\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xfc\x02\n\x10GenerateComplete\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x12\x1a\n\x10matched_stop_str\x18\x03 \x01(\tH\x00\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x30\n\x0bspec_decode\x18\t \x01(\x0b\x32\x1b.specdec.v1.SpecDecodeStats\x12$\n\x07timings\x18\n \x01(\x0b\x32\x13.specdec.v1.Timings\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\r\x12\r\n\x05index\x18\x0c \x01(\rB\x0e\n\x0cmatched_stop\"\xb0\x02\n\x0fSpecDecodeStats\x12\x19\n\x11num_decode_passes\x18\x01 \x01(\r\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1d\n\x15num_draft_path_tokens\x18\x04 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x07 \x01(\x01\x12\x1e\n\x16mean_acceptance_length\x18\x08 \x01(\x01\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\t \x01(\x01\x12\x1c\n\x14path_acceptance_rate\x18\n \x01(\x01\"F\n\x07Timings\x12#\n\x1btime_to_first_token_seconds\x18\x01 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x02 \x01(\x01*\x84\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14SPECULATION_MODE_OFF\x10\x01\x12\x1a\n\x16SPECULATION_MODE_FIXED\x10\x02\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32[\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPECULATIONMODE']._serialized_start=2506
-  _globals['_SPECULATIONMODE']._serialized_end=2638
-  _globals['_FINISHREASON']._serialized_start=2640
-  _globals['_FINISHREASON']._serialized_end=2760
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_SPECULATIONMODE']._serialized_start=3579
+  _globals['_SPECULATIONMODE']._serialized_end=3711
+  _globals['_FINISHREASON']._serialized_start=3713
+  _globals['_FINISHREASON']._serialized_end=3833
   _globals['_GENERATEREQUEST']._serialized_start=43
   _globals['_GENERATEREQUEST']._serialized_end=358
   _globals['_TOKENIZEDINPUT']._serialized_start=360
@@ -44,23 +46,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=476
   _globals['_CHATMESSAGE']._serialized_end=520
   _globals['_SAMPLINGPARAMS']._serialized_start=523
-  _globals['_SAMPLINGPARAMS']._serialized_end=1015
-  _globals['_SPECULATION']._serialized_start=1018
-  _globals['_SPECULATION']._serialized_end=1220
-  _globals['_GENERATERESPONSE']._serialized_start=1223
-  _globals['_GENERATERESPONSE']._serialized_end=1373
-  _globals['_GENERATESTREAMCHUNK']._serialized_start=1376
-  _globals['_GENERATESTREAMCHUNK']._serialized_end=1583
-  _globals['_OUTPUTLOGPROBS']._serialized_start=1585
-  _globals['_OUTPUTLOGPROBS']._serialized_end=1706
-  _globals['_TOPLOGPROBS']._serialized_start=1708
-  _globals['_TOPLOGPROBS']._serialized_end=1756
-  _globals['_GENERATECOMPLETE']._serialized_start=1759
-  _globals['_GENERATECOMPLETE']._serialized_end=2124
-  _globals['_SPECDECODESTATS']._serialized_start=2127
-  _globals['_SPECDECODESTATS']._serialized_end=2431
-  _globals['_TIMINGS']._serialized_start=2433
-  _globals['_TIMINGS']._serialized_end=2503
-  _globals['_INFERENCESERVICE']._serialized_start=2762
-  _globals['_INFERENCESERVICE']._serialized_end=2853
+  _globals['_SAMPLINGPARAMS']._serialized_end=1515
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1192
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1240
+  _globals['_BADWORD']._serialized_start=1517
+  _globals['_BADWORD']._serialized_end=1593
+  _globals['_TOKENIDS']._serialized_start=1595
+  _globals['_TOKENIDS']._serialized_end=1618
+  _globals['_GRAMMAR']._serialized_start=1621
+  _globals['_GRAMMAR']._serialized_end=1765
+  _globals['_CHOICECONSTRAINT']._serialized_start=1767
+  _globals['_CHOICECONSTRAINT']._serialized_end=1802
+  _globals['_SPECULATION']._serialized_start=1805
+  _globals['_SPECULATION']._serialized_end=2007
+  _globals['_GENERATERESPONSE']._serialized_start=2010
+  _globals['_GENERATERESPONSE']._serialized_end=2160
+  _globals['_GENERATESTREAMCHUNK']._serialized_start=2163
+  _globals['_GENERATESTREAMCHUNK']._serialized_end=2436
+  _globals['_OUTPUTLOGPROBS']._serialized_start=2438
+  _globals['_OUTPUTLOGPROBS']._serialized_end=2559
+  _globals['_INPUTLOGPROBS']._serialized_start=2562
+  _globals['_INPUTLOGPROBS']._serialized_end=2713
+  _globals['_INPUTTOKENLOGPROB']._serialized_start=2715
+  _globals['_INPUTTOKENLOGPROB']._serialized_end=2764
+  _globals['_TOPLOGPROBS']._serialized_start=2766
+  _globals['_TOPLOGPROBS']._serialized_end=2814
+  _globals['_GENERATECOMPLETE']._serialized_start=2817
+  _globals['_GENERATECOMPLETE']._serialized_end=3197
+  _globals['_SPECDECODESTATS']._serialized_start=3200
+  _globals['_SPECDECODESTATS']._serialized_end=3504
+  _globals['_TIMINGS']._serialized_start=3506
+  _globals['_TIMINGS']._serialized_end=3576
+  _globals['_INFERENCESERVICE']._serialized_start=3835
+  _globals['_INFERENCESERVICE']._serialized_end=3926
 # @@protoc_insertion_point(module_scope)

@@ -47,13 +47,17 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams one answer: any number of `chunk` messages, then exactly one `complete`.
-        Chunks are deltas: joined in order they are the whole answer. A slow reader gets fewer, larger
-        chunks. Cancelling the call, or its deadline passing, ends the request and frees its memory.
+        """Streams the n answers to one prompt. An answer is any number of `chunk` messages and then one
+        `complete`, all with its index; messages of different answers interleave. The stream ends after
+        the last of the n `complete` messages.
+        Chunks are deltas: those of one index, joined in order, are the whole answer. A slow reader gets
+        fewer, larger chunks. Cancelling the call, or its deadline passing, ends the request and frees
+        its memory.
 
-        Statuses: INVALID_ARGUMENT with google.rpc.BadRequest (a field of this request is wrong),
-        UNAVAILABLE (the model is loading, the server is stopping, or its engine has stopped),
-        INTERNAL (a step failed for this request).
+        Statuses: INVALID_ARGUMENT with google.rpc.BadRequest (a field of this request is wrong; after
+        chunks, if that shows only while the request runs), UNAVAILABLE (the model is loading, the
+        server is stopping, or its engine has stopped), INTERNAL (a step failed for this request). An
+        answer that fails ends the others too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specdec import LLM
-from specdec.cli.answer import LocalStream, read_answer
+from specdec.cli.answer import read_answer
+from specdec.cli.source import LocalStream
 from specdec.request import FinishReason, SamplingParams, Speculation
 from specdec.rpc.client import Client
 from specdec.testing import tiny_tokenizer
@@ -99,6 +100,75 @@ def test_speculation_option_arrives(run: Run, source: list[str]) -> None:
     assert steps["fixed"] > 0
 
 
+def test_several_answers_are_numbered_and_in_order(run: Run, source: list[str], llm: Any) -> None:
+    sampled = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=12)
+    expected = llm.generate(CHAT, sampled)[0].outputs
+    options = ["--temperature", "1", "--seed", "3", "--n", "3", "-n", "12"]
+    result = run("generate", *source, "-p", PROMPT, *options)
+    assert result.exit_code == 0, result.stderr
+    blocks = [
+        f"--- answer {index + 1} of 3 ---\n{output.text}" + "\n" * (output.text[-1:] != "\n")
+        for index, output in enumerate(expected)
+    ]
+    assert result.stdout == "\n".join(blocks)
+    summaries = result.stderr.strip().splitlines()[-3:]
+    assert [line.split(":")[0] for line in summaries] == ["answer 1", "answer 2", "answer 3"]
+    result = run("generate", *source, "-p", PROMPT, *options, "--json", "-q")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["index"] for record in records] == [0, 1, 2]
+    assert [record["seed"] for record in records] == [output.seed for output in expected]
+    assert [record["token_ids"] for record in records] == [list(o.token_ids) for o in expected]
+
+
+def test_prompt_logprobs_are_in_the_json(run: Run, source: list[str], llm: Any) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, prompt_logprobs=1)
+    expected = llm.generate(PROMPT, params)[0].prompt_logprobs
+    more = ["--no-chat", "--prompt-logprobs", "1", "--json", "-q"]
+    record = json.loads(run("generate", *source, "-p", PROMPT, *OPTIONS, *more).stdout)
+    assert record["prompt_logprobs"][0] is None
+    assert [entry["token_id"] for entry in record["prompt_logprobs"][1:]] == [
+        entry.token_id for entry in expected[1:]
+    ]
+    assert all(len(entry["top"]) == 1 for entry in record["prompt_logprobs"][1:])
+
+
+def test_the_answer_has_the_form_asked_for(run: Run, source: list[str]) -> None:
+    result = run("generate", *source, "-p", PROMPT, "-q", "--choice", "to be", "--choice", "or not")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout in ("to be\n", "or not\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        (["--regex", "("], "--regex: "),
+        (["--json-schema", '{"type": "nonsense"}'], "--json-schema: "),
+        (["--logit-bias", "100000=1"], "--logit-bias: "),
+        (["--allowed-token-id", "100000"], "--allowed-token-id: "),
+        (["--logprobs", "100000", "--json"], "--logprobs: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_the_engine_refuses_is_named(
+    run: Run, source: list[str], options: list[str], start: str
+) -> None:
+    result = run("generate", *source, "-p", PROMPT, *options)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith(f"error: {start}")
+
+
+def test_a_prompt_that_is_too_long_is_not_sent_without_its_template(
+    run: Run, source: list[str]
+) -> None:
+    """The plain text of this prompt would fit."""
+    text = "\n" * 2995
+    assert run("generate", *source, "-p", text, "-n", "1", "-q", "--no-chat").exit_code == 0
+    result = run("generate", *source, "-p", text, "-n", "1", "-q")
+    assert result.exit_code == 1
+    assert "leave room for an answer" in result.stderr
+
+
 def test_a_model_without_template_gets_the_plain_prompt(
     run: Run, tmp_path: Any, tiny_model: Any, llm: Any
 ) -> None:
@@ -126,7 +196,7 @@ class Interrupting:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.seed = 0
+        self.seeds: dict[int, int] = {}
         self.cancel = stream.cancel
 
     def __iter__(self) -> Any:
@@ -143,7 +213,7 @@ def test_interrupt_keeps_what_came_so_far(llm: Any, running: RunningServer) -> N
     )
     with Client(running.address) as client:
         streams = [
-            LocalStream(llm.engine, [1, 2, 3], long, off),
+            LocalStream(llm, [1, 2, 3], long, off),
             client.generate([1, 2, 3], long, off),
         ]
         for stream in streams:
@@ -164,7 +234,7 @@ def test_a_second_interrupt_raises(llm: Any) -> None:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
-    stream = LocalStream(llm.engine, [1, 2], SamplingParams(max_tokens=50), None)
+    stream = LocalStream(llm, [1, 2], SamplingParams(max_tokens=50), None)
     with pytest.raises(KeyboardInterrupt):
         read_answer(Twice(stream), echo=False)
-    llm.engine.abort("generate")
+    llm.engine.abort("cli")

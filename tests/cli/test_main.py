@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ COMMANDS = [
     [],
     ["serve"],
     ["generate"],
+    ["chat"],
+    ["doctor"],
     ["models"],
     ["models", "list"],
     ["models", "fetch"],
@@ -29,13 +33,36 @@ def test_help(run: Run, command: list[str]) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
+    """Every --help in one fresh process: what makes a start slow must not be loaded by any."""
     code = (
-        "import sys, specdec.cli.main\n"
-        "heavy = {'torch', 'transformers', 'grpc', 'numpy', 'tokenizers'} & set(sys.modules)\n"
+        "import contextlib, io, json, sys\n"
+        "from specdec.cli.main import app\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        app([*command, '--help'], prog_name='specdec', standalone_mode=False)\n"
+        "    assert 'Usage: ' in out.getvalue(), command\n"
+        "heavy = {'torch', 'transformers', 'grpc', 'google.protobuf', 'numpy', 'tokenizers',\n"
+        "         'huggingface_hub'} & set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(COMMANDS)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_command_is_asked_for_help() -> None:
+    from typer.main import get_command
+
+    from specdec.cli.main import app
+
+    commands: Any = get_command(app)
+    assert {command[0] for command in COMMANDS if command} == set(commands.commands)
+    models = {command[1] for command in COMMANDS if len(command) > 1}
+    assert models == set(commands.commands["models"].commands)
 
 
 def test_version(run: Run) -> None:
@@ -72,8 +99,8 @@ def test_wrong_usage_is_status_2(run: Run, arguments: list[str]) -> None:
         (["generate", "./no/such/model", "-p", "hi"], "no/such/model"),
         (["serve", "./no/such/model", "--port", "0"], "no/such/model"),
         (["generate", "-p", "hi", "--server", "127.0.0.1:1"], "127.0.0.1:1"),
-        (["generate", "-p", "hi", "--temperature", "-1"], "temperature"),
-        (["generate", "-p", "hi", "--max-nodes", "1000"], "speculation.max_nodes"),
+        (["generate", "-p", "hi", "--temperature", "-1"], "--temperature"),
+        (["generate", "-p", "hi", "--max-nodes", "1000"], "--max-nodes"),
         (["models", "remove", "no-such-model"], "no-such-model"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

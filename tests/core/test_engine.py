@@ -92,11 +92,10 @@ def test_an_aborted_request_frees_its_pages_at_any_point() -> None:
     eng.add_request("waiting", prompt(30, 1), GREEDY)
     eng.step()
     for request_id in ("running", "waiting"):
-        delta = eng.abort(request_id)
-        assert delta is not None
+        (delta,) = eng.abort(request_id)
         assert delta.finish_reason is FinishReason.ABORT
         eng.check_integrity()
-    assert eng.abort("running") is None
+    assert eng.abort("running") == []
     assert not eng.has_work
     assert eng.counters.num_used_pages == 0
     assert eng.counters.num_aborted == 2
@@ -344,3 +343,42 @@ def test_the_check_sees_a_request_without_a_root() -> None:
     request.token_ids.pop()
     with pytest.raises(IntegrityError, match="no token without KV"):
         eng.check_integrity()
+
+
+def test_chunks_beside_a_stream_are_small_and_shrink_with_the_context() -> None:
+    eng = engine(max_batch_tokens=256, max_chunk_tokens=64, num_pages=200)
+    chunks: list[int] = []
+
+    def step() -> None:
+        before = {r.request_id: r.num_computed for r in eng._scheduler.running}
+        eng.step()
+        for r in eng._scheduler.running:
+            if r.request_id.startswith("long"):
+                chunks.append(r.num_computed - before.get(r.request_id, 0))
+
+    eng.add_request("long alone", prompt(200), SamplingParams(max_tokens=1))
+    step()
+    assert not eng.has_work  # one chunk did it
+    eng.add_request("stream", prompt(10, 1), SamplingParams(max_tokens=40, ignore_eos=True))
+    step()
+    eng.add_request("long", prompt(240, 2), SamplingParams(max_tokens=2))
+    eng.add_request("long too", prompt(240, 3), SamplingParams(max_tokens=2))
+    chunks.clear()
+    for _ in range(4):
+        step()
+    # A row costs 1 + context / 2048. The end of the first leaves a little for the next, which gets
+    # the 16 rows that any prompt gets.
+    assert chunks == [64, 62, 60, 54, 16]
+    drain(eng)
+    eng.check_integrity()
+
+
+def test_many_short_prompts_beside_a_stream_share_the_chunk() -> None:
+    eng = engine(max_batch_tokens=256, max_chunk_tokens=64, max_num_seqs=16, num_pages=200)
+    eng.add_request("stream", prompt(10, 1), SamplingParams(max_tokens=40, ignore_eos=True))
+    eng.step()
+    for index in range(8):
+        eng.add_request(f"short {index}", prompt(20, index), SamplingParams(max_tokens=20))
+    eng.step()
+    assert eng.counters.num_running == 1 + 4  # 20 + 20 + 20, and 16 of the fourth
+    drain(eng)

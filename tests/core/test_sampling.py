@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -166,29 +165,6 @@ def test_filters_keep_what_transformers_keeps(
 def law(prompt: list[int], vocab_size: int, **params: object) -> TokenLaw:
     resolved = SamplingParams(**params).resolved({}, seed=1)  # type: ignore[arg-type]
     return TokenLaw(resolved, prompt, vocab_size, "raw_logprobs")
-
-
-def test_repetition_penalty_is_transformers_over_prompt_and_output() -> None:
-    prompt, output = [3, 5, 5, 9], [7, 3, 7]
-    ours = law(prompt, 50, temperature=0, repetition_penalty=1.7)
-    for token in output:
-        ours.append(token)
-    for seed in range(30):
-        logits = random_logits(seed, 50)
-        expected = RepetitionPenaltyLogitsProcessor(1.7)(
-            torch.tensor([prompt + output]), torch.from_numpy(logits)[None].clone()
-        )[0]
-        assert np.allclose(ours._penalised(logits), expected.numpy(), rtol=1e-6)
-        assert ours.choose(logits, 7).token_id == int(expected.argmax())
-
-
-def test_presence_and_frequency_count_the_output_only() -> None:
-    ours = law([1, 1, 2], 6, temperature=0, presence_penalty=0.5, frequency_penalty=0.25)
-    for token in (3, 3, 4):
-        ours.append(token)
-    logits = np.zeros(6, dtype=np.float32)
-    assert ours._penalised(logits).tolist() == [0, 0, 0, -1.0, -0.75, 0]
-    assert not logits.any()  # the caller's row is left alone
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])

@@ -2,7 +2,7 @@
 
     python compiled_triton.py BACKEND ARCH WARP_SIZE NUM_SHAPES
 
-NUM_SHAPES limits how many shapes of the attention kernel are compiled, in the order below.
+NUM_SHAPES limits how many shapes of the attention kernel are compiled, in the order below; 0: all.
 Prints one line of JSON per kernel: name, dtype, bytes of shared memory, bytes of the binary.
 """
 
@@ -43,23 +43,29 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], dtype: str, target: G
     print(json.dumps([kernel.__name__, dtype, compiled.metadata.shared, len(binary)]))
 
 
-# dtype, query heads per KV head, head_dim, window and softcap
+# dtype, query heads per KV head, head_dim, what the layer has; GPT-OSS second, then worst cases and
+# every other head_dim
 SHAPES = [
-    ("bf16", 3, 64, False),
-    ("fp16", 40, 72, True),
-    ("fp32", 3, 64, False),
-    ("bf16", 8, 256, True),
+    ("bf16", 3, 64, ""),
+    ("bf16", 8, 64, "WINDOW SINKS"),
+    ("fp16", 40, 72, "WINDOW SOFTCAP"),
+    ("fp32", 3, 64, ""),
+    ("bf16", 8, 256, "WINDOW SOFTCAP SINKS"),
+    ("fp32", 2, 256, "SINKS"),
+    *(("fp16", 3, head_dim, "") for head_dim in (80, 96, 112, 128, 160, 192)),
 ]
 
 
 def main(target: GPUTarget, num_shapes: int) -> None:
-    for dtype, groups, head_dim, special in SHAPES[:num_shapes]:
+    for dtype, groups, head_dim, features in SHAPES[: num_shapes or None]:
         rows, block_m, block_n = block_sizes(groups, head_dim, 16, 4 if dtype == "fp32" else 2)
         constants = {
             "G": groups, "D": head_dim, "D_PAD": triton.next_power_of_2(head_dim),
             "PAGE_SIZE": 16, "NUM_WORDS": 1, "ROWS": rows, "BLOCK_M": block_m, "BLOCK_N": block_n,
-            "HAS_WINDOW": special, "HAS_SOFTCAP": special, "WIDEN": False,
+            "WIDEN": False,
         }  # fmt: skip
+        for name in ("WINDOW", "SOFTCAP", "SINKS"):
+            constants[f"HAS_{name}"] = name in features
         compile_kernel(tree_attention_kernel, constants, dtype, target)
     compile_kernel(write_kv_kernel, {"HEADS": 3, "D": 80, "BLOCK": 256}, "bf16", target)
 

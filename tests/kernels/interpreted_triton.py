@@ -22,6 +22,7 @@ from specdec_kernels.testing import (
 )
 from specdec_kernels.tree_attention.triton import TritonPlan, block_sizes
 from specdec_kernels.write_kv.triton import triton_write_kv
+from tests.kernels import fault_cases as cases
 
 
 def trees(*sizes: int, seed: int = 0) -> list[list[int] | int]:
@@ -50,24 +51,44 @@ def test_ragged_batches(window: int | None, softcap: float | None, dtype: torch.
     check(step, window=window, softcap=softcap)
 
 
-@pytest.mark.parametrize(
-    "heads", [(9, 3), (12, 4), (15, 5), (7, 1), (24, 1), (40, 1), (96, 6), (6, 6)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_sinks(softcap: float | None, dtype: torch.dtype) -> None:
+    """With a window the first tiles hold nothing that a row sees but the sink."""
+    parents = [*trees(1, 9), 0, 21, 1]
+    step = random_step(
+        parents, [75, 17, 3, 0, 0], num_heads=6, num_kv_heads=2, head_dim=16, dtype=dtype
+    )
+    sinks = torch.tensor([0.5, -30.0, float("-inf"), 2.0, 20.0, -1.0])
+    check(step, softcap=softcap, sinks=sinks.to(dtype))
+    check(step, softcap=softcap, sinks=sinks.double(), window=4)
+
+
+@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
 def test_head_groups(heads: tuple[int, int]) -> None:
     """N1: any number of query heads per KV head, KV head counts that are no power of two."""
-    step = random_step(
-        trees(1, 5, 17), [17, 1, 0], num_heads=heads[0], num_kv_heads=heads[1], head_dim=16
-    )
-    check(step)
+    cases.check_head_group(heads, 5, [17, 1], torch.float32, "triton")
 
 
-@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 112, 128, 160, 192, 256])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(cases.TOLERANCES), ids=str)
+@pytest.mark.parametrize("rows", cases.ROWS)
+@pytest.mark.parametrize("heads", cases.HEADS, ids=str)
+def test_every_head_group(heads: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+    cases.check_head_group(heads, rows, cases.CONTEXTS, dtype, "triton")
+
+
+@pytest.mark.parametrize("head_dim", cases.HEAD_DIMS)
 def test_head_dims(head_dim: int) -> None:
     """N3: every element of a head counts, none is made up."""
-    step = random_step(
-        trees(1, 6), [40, 7], num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=torch.float16
-    )
-    check(step)
+    cases.check_head_dim(head_dim, 20, torch.float16, "triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(cases.TOLERANCES), ids=str)
+@pytest.mark.parametrize("head_dim", cases.HEAD_DIMS)
+def test_every_head_dim(head_dim: int, dtype: torch.dtype) -> None:
+    cases.check_head_dim(head_dim, 150, dtype, "triton")
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64, 128])
@@ -104,14 +125,16 @@ def test_trees_of_several_words(num_nodes: int) -> None:
     check(random_step(parents, [5, 3], num_heads=1, num_kv_heads=1, head_dim=16))
 
 
-def test_padded_lanes_and_rows_that_see_themselves_only() -> None:
-    """N5: lanes past the last row write nothing and weigh nothing."""
-    step = random_step([*trees(5), *trees(1)], [0, 0], num_heads=3, num_kv_heads=1, head_dim=16)
-    step.value_cache.nan_to_num_(nan=1e4)
-    step.key_cache.nan_to_num_(nan=1e4)
-    actual = check(step)
-    expected = step.values[1][0].expand(3, 16)
-    torch.testing.assert_close(actual[5], expected)
+def test_padded_nodes_and_empty_requests() -> None:
+    cases.check_padded_nodes("triton")
+
+
+def test_rows_that_see_themselves_only() -> None:
+    cases.check_rows_that_see_themselves_only("triton")
+
+
+def test_scores_below_any_floor() -> None:
+    cases.check_scores_below_any_floor("triton")
 
 
 def test_strided_arguments() -> None:

@@ -21,7 +21,6 @@ from specdec_kernels.tree_attention.api import Impl
 from specdec_kernels.tree_attention.reference import reference_tree_attention
 
 IMPLS: list[Impl] = ["reference", "cpu"]
-HEADS = [(9, 3), (6, 2), (12, 4), (8, 1), (7, 1), (6, 6), (15, 5), (24, 1), (40, 1), (96, 6)]
 LOW = [torch.float16, torch.bfloat16]
 
 
@@ -53,35 +52,6 @@ def check(step: RandomStep, **options: Any) -> None:
             assert_matches_low_precision_reference(actual, high, low, impl)
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("num_rows", [1, 5, 17])
-def test_head_groups_and_contexts(heads: tuple[int, int], num_rows: int) -> None:
-    """N1: any group size and KV head count, against SDPA's fp32 tolerance."""
-    lengths = [1, 15, 16, 17, 1000]
-    parents = trees(*[num_rows] * 5, seed=num_rows)
-    step = random_step(parents, lengths, num_heads=heads[0], num_kv_heads=heads[1], head_dim=32)
-    exact = dense_attention(step, scale=0.3)
-    for impl in IMPLS:
-        actual = attend(step, impl, scale=0.3)
-        torch.testing.assert_close(actual.double(), exact, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", LOW, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 112, 128, 160, 192, 256])
-def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
-    """N3: no head_dim is cut or padded wrongly, in decode, verify and prompt rows."""
-    step = random_step(
-        [[-1], *trees(16), 40], [70, 33, 5], num_heads=6, num_kv_heads=2,
-        head_dim=head_dim, dtype=dtype,
-    )  # fmt: skip
-    check(step)
-    tolerance = 1e-3 if dtype == torch.float16 else 1e-2
-    exact = dense_attention(step, scale=head_dim**-0.5)
-    for impl in IMPLS:
-        actual = attend(step, impl).double()
-        torch.testing.assert_close(actual, exact, atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64, 128])
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_page_sizes_and_empty_prefixes(page_size: int, shuffled: bool) -> None:
@@ -109,6 +79,78 @@ def test_windows_and_softcap(window: int, softcap: float | None, dtype: torch.dt
     check(step, window=window, softcap=softcap, scale=0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOW], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 7, 33])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_sinks(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
+    """Sinks below, among and far above the scores, and none at all (minus infinity)."""
+    parents = [*trees(1, 9, 50), 6, 45, 0]
+    step = random_step(parents, [40, 8, 61, 30, 0, 5], head_dim=16, dtype=dtype)
+    sinks = torch.tensor([0.5, -30.0, float("-inf"), 2.0, 20.0, -1.0, 0.0, 5.0, -2.0])
+    check(step, window=window, softcap=softcap, sinks=sinks.to(dtype))
+    check(step, window=window, softcap=softcap, sinks=sinks.double(), scale=0.5)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("window", [None, 4])
+def test_sinks_are_those_of_gpt_oss(window: int | None, impl: Impl) -> None:
+    """Against the attention function of transformers for that model, on a prompt."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    step = random_step([21], [0], num_heads=8, num_kv_heads=2, head_dim=16)
+    layer = torch.nn.Module()
+    layer.sinks = torch.nn.Parameter(torch.randn(8, generator=torch.Generator().manual_seed(1)))
+    layer.num_key_value_groups = 4
+    query, keys, values = (
+        t.transpose(0, 1)[None] for t in (step.query, step.keys[0], step.values[0])
+    )
+    far = torch.arange(21)[:, None] - torch.arange(21)
+    hidden = (far < 0) | (far >= (window or 21))
+    mask = torch.zeros(21, 21).masked_fill(hidden, float("-inf"))
+    with torch.no_grad():
+        expected, _ = eager_attention_forward(
+            layer.eval(), query, keys, values, mask, scaling=0.25, dropout=0.0
+        )
+    actual = attend(step, impl, scale=0.25, window=window, sinks=layer.sinks)
+    assert not actual.requires_grad
+    torch.testing.assert_close(actual, expected[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"sinks": torch.linspace(-2, 2, 9)}])
+@pytest.mark.parametrize("window", [None, 64])
+def test_prompts_outside_fused_attention_are_bounded_in_memory(
+    window: int | None, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer contexts get smaller blocks, down to single rows."""
+    step = random_step([70, 3], [200, 0], head_dim=16)
+    plain = attend(step, "cpu", window=window, **options)
+    for limit, num_blocks in ((1 << 14, 6), (1, 73)):
+        monkeypatch.setattr(cpu, "_MAX_SCORES", limit)
+        plan = plan_tree_attention(step.batch)
+        actual = tree_attention(
+            step.query, step.key_cache, step.value_cache, plan, scale=0.25, window=window, **options
+        )
+        torch.testing.assert_close(actual, plain, atol=1e-6, rtol=1e-5)
+        assert isinstance(plan, cpu.CpuPlan)
+        (work,) = plan._workspaces.values()
+        scores = [bound.scores for loaded in work.requests for bound in loaded.parts]
+        assert len(scores) >= num_blocks
+        assert max(s.numel() for s in scores) <= max(limit, 9 * 271)
+
+
+def test_keys_of_a_prompt_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a chain share what was gathered; sinks and softcaps make many blocks."""
+    step = random_step([600], [50], num_heads=3, head_dim=16, page_size=2)
+    fetched = []
+    load = cpu._load
+    monkeypatch.setattr(cpu, "_load", lambda *args: fetched.append(args) or load(*args))
+    for options in ({}, {"softcap": 2.0}, {"window": 40}):
+        fetched.clear()
+        plan = plan_tree_attention(step.batch)
+        tree_attention(step.query, step.key_cache, step.value_cache, plan, scale=0.25, **options)
+        assert len(fetched) == 2
+
+
 @pytest.mark.parametrize("window", range(1, 9))
 def test_windows_that_just_cover_or_just_miss(window: int) -> None:
     shapes: list[list[int] | int] = [[-1], [-1, 0], [-1, 0, 0], [-1, 0, 1], 2, 4]
@@ -125,6 +167,7 @@ def test_long_chains_are_cut_into_blocks(window: int | None) -> None:
     step = random_step([600, 257, 300], [0, 70, 500], num_heads=2, num_kv_heads=1, head_dim=16)
     check(step, window=window)
     check(step, window=window, softcap=2.0)
+    check(step, window=window, sinks=torch.tensor([1.0, -1.0]))
 
 
 def test_the_fused_low_precision_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,18 +178,20 @@ def test_the_fused_low_precision_form(monkeypatch: pytest.MonkeyPatch) -> None:
         for window in (None, 1, 7, 40):
             check(step, window=window)
         check(step, softcap=3.0)
+        check(step, sinks=torch.linspace(-3, 3, 9).bfloat16())
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("num_nodes", [12, 70])
 @pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-3, 3, 9)], ids=["", "sinks"])
 def test_a_row_depends_on_nothing_it_does_not_see(
-    impl: Impl, num_nodes: int, window: int | None
+    impl: Impl, num_nodes: int, window: int | None, sinks: torch.Tensor | None
 ) -> None:
     """Bit for bit, whatever the other nodes and requests hold (extreme values included)."""
     parents = trees(num_nodes, 5, seed=3)
     step = random_step(parents, [35, 4], head_dim=16)
-    before = attend(step, impl, window=window)
+    before = attend(step, impl, window=window, sinks=sinks)
     node = num_nodes - 1
     path = set()
     while node >= 0:
@@ -158,34 +203,10 @@ def test_a_row_depends_on_nothing_it_does_not_see(
     step.key_cache.flatten(0, 1)[slots] = 1e4
     step.value_cache.flatten(0, 1)[slots] = -1e4
     step.query[others] *= -3
-    after = attend(step, impl, window=window)
+    after = attend(step, impl, window=window, sinks=sinks)
     row = num_nodes - 1
     assert torch.equal(before[row], after[row])
     assert not torch.equal(before, after)
-
-
-def test_padded_and_empty_requests_change_nothing() -> None:
-    """N5: rows that see only themselves, and requests of no rows, beside real ones."""
-    rng = random.Random(5)
-    tree = random_tree(rng, 5)
-    padded = [*tree, 0, 0, 0]
-    alone = random_step([tree], [20], head_dim=16)
-    step = random_step([padded, 0, 0], [20, 0, 7], head_dim=16)
-    for slot in range(25):
-        page, offset = divmod(slot, 16)
-        for mine, theirs in (
-            (step.key_cache, alone.keys[0]),
-            (step.value_cache, alone.values[0]),
-        ):
-            mine[step.batch.block_tables_host[0][page], offset] = theirs[slot]
-    for node in (5, 6, 7):
-        place = step.batch.slots[node]
-        step.value_cache.flatten(0, 1)[place] = 1e4
-    step.query[:5] = alone.query
-    for impl in IMPLS:
-        actual = attend(step, impl)
-        assert torch.isfinite(actual).all()
-        torch.testing.assert_close(actual[:5], attend(alone, impl), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -225,6 +246,7 @@ def test_one_plan_serves_layers_of_different_kinds() -> None:
     """Alternating windows, caps, head counts and dtypes must not see each other's buffers."""
     kinds: list[dict[str, Any]] = [
         {"window": None}, {"window": 8}, {"softcap": 2.0}, {"window": 8, "softcap": 2.0},
+        {"sinks": True}, {"window": 8, "sinks": True},
     ]  # fmt: skip
     parents, lengths = [*trees(9, 40), 50], [30, 20, 5]
     steps = [
@@ -237,6 +259,8 @@ def test_one_plan_serves_layers_of_different_kinds() -> None:
     for _ in range(2):
         for step in steps:
             for kind in kinds:
+                if kind.get("sinks"):
+                    kind = kind | {"sinks": torch.linspace(-3, 3, step.query.shape[1])}
                 actual = tree_attention(
                     step.query, step.key_cache, step.value_cache, plan, scale=0.2, **kind
                 )
@@ -265,6 +289,7 @@ def test_a_step_without_rows(impl: Impl) -> None:
     step = random_step([0, 0], [5, 0], head_dim=16)
     assert attend(step, impl).shape == (0, 9, 16)
     assert attend(step, impl, window=3, softcap=1.0).shape == (0, 9, 16)
+    assert attend(step, impl, sinks=torch.zeros(9)).shape == (0, 9, 16)
 
 
 def test_low_precision_computes_its_softmax_in_fp32() -> None:

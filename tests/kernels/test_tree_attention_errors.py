@@ -39,6 +39,13 @@ def arguments(**changed: Any) -> dict[str, Any]:
         ({"window": 0}, "window: must be at least 1 or None, got 0"),
         ({"softcap": 0.0}, "softcap: must be positive and finite or None"),
         ({"softcap": float("inf")}, "softcap: must be positive and finite or None"),
+        ({"sinks": torch.zeros(3)}, r"sinks: must be \[Hq = 6\] of a floating dtype"),
+        ({"sinks": torch.zeros(1, 6)}, r"sinks: must be \[Hq = 6\] of a floating dtype"),
+        (
+            {"sinks": torch.zeros(6, dtype=torch.int32)},
+            "floating dtype or None, got .* torch.int32",
+        ),
+        ({"sinks": torch.zeros(6, device="meta")}, "sinks: must be on the query's device cpu"),
     ],
 )
 def test_wrong_arguments_are_named(changed: dict[str, Any], message: str) -> None:

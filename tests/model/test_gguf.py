@@ -117,7 +117,7 @@ def test_unfinished_folder_is_not_used(gguf_file: Path) -> None:
 
 
 def test_failed_conversion_leaves_nothing(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_load_tokenizer", lambda *args: 1 / 0)
+    monkeypatch.setattr(conversion, "load_weights", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         convert_gguf(gguf_file)
     assert list(conversions_dir().iterdir()) == []
@@ -183,7 +183,7 @@ def test_missing_weight(gguf_file: Path) -> None:
 def test_too_little_memory(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.model.memory.available_memory", lambda: 1000)
     message = tiny.error_line(convert_gguf, gguf_file)
-    assert message.startswith("converting tiny.gguf needs 0.2 MiB of memory and 0.0 MiB are free")
+    assert message.startswith("converting tiny.gguf needs 0.1 MiB of memory and 0.0 MiB are free")
     assert list(conversions_dir().glob("*")) == []
 
 

@@ -49,8 +49,6 @@ def test_file_of_a_model(llama: Path) -> None:
 def test_no_config(llama: Path) -> None:
     (llama / "config.json").unlink()
     assert "has no config.json: give a folder" in tiny.error_line(resolve_model, llama)
-    (llama / "adapter_config.json").touch()
-    assert "adapter without its base model" in tiny.error_line(resolve_model, llama)
     (llama / "x.gguf").touch()
     assert f"give its path, {llama / 'x.gguf'}" in tiny.error_line(resolve_model, llama)
 

@@ -8,35 +8,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.config import EngineConfig
+from specdec.errors import InvalidRequestError
 from specdec.output import RequestDelta, RequestStats
 from specdec.request import FinishReason, SamplingParams
 
 
 @dataclass
 class FakeRequest:
+    """One of the n answers of a request."""
+
     request_id: str
+    index: int
     seed: int
     num_left: int
+    siblings: list[FakeRequest] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
 
 
-class FakeEngine:
-    """Counts from 0 upwards, two tokens a step, one word a token.
+Fail = Callable[[FakeRequest], "str | InvalidRequestError | None"]
 
-    fail: called with each request before its step; what it returns becomes the delta's error, what
+
+class FakeEngine:
+    """Counts from 0 upwards, two tokens a step, one word a token; each further answer is two tokens
+    shorter than the one before.
+
+    fail: called with each answer before its step; what it returns becomes the delta's error, what
     it raises stops the engine. steps: a semaphore that must be acquired for each step, if given.
     """
 
     def __init__(
-        self,
-        fail: Callable[[FakeRequest], str | None] = lambda request: None,
-        steps: threading.Semaphore | None = None,
+        self, fail: Fail = lambda request: None, steps: threading.Semaphore | None = None
     ) -> None:
         self.config = EngineConfig()
         self.tokenizer = None
         self.vocab_size = 100
         self.max_model_len = 1000
-        self.requests: dict[str, FakeRequest] = {}
+        self.requests: dict[str, list[FakeRequest]] = {}
         self.aborted: list[str] = []
         self.thread = threading.current_thread()
         self._fail = fail
@@ -51,15 +58,22 @@ class FakeEngine:
         self, request_id: str, ids: Any, params: SamplingParams, speculation: Any = None
     ) -> FakeRequest:
         assert threading.current_thread() is self.thread
-        request = FakeRequest(request_id, params.seed or 7, params.max_tokens or 10)
-        request.stats.num_prompt_tokens = len(ids)
-        self.requests[request_id] = request
-        return request
+        seed, length = params.seed or 7, params.max_tokens or 10
+        answers = [
+            FakeRequest(request_id, index, seed + index, length - 2 * index)
+            for index in range(params.n)
+        ]
+        for answer in answers:
+            answer.stats.num_prompt_tokens = len(ids)
+        answers[0].siblings = answers[1:]
+        self.requests[request_id] = answers
+        return answers[0]
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> list[RequestDelta]:
         assert threading.current_thread() is self.thread
         if self.requests.pop(request_id, None) is not None:
             self.aborted.append(request_id)
+        return []
 
     def reset_state(self) -> None:
         self._warm = True
@@ -68,24 +82,29 @@ class FakeEngine:
         assert threading.current_thread() is self.thread
         if self._steps is not None and self._warm:
             self._steps.acquire()
-        return [self._advance(request) for request in list(self.requests.values())]
+        answers = [answer for request in self.requests.values() for answer in request]
+        return [self._advance(answer) for answer in answers]
 
-    def _advance(self, request: FakeRequest) -> RequestDelta:
-        error = self._fail(request) if self._warm else None
-        first = request.stats.num_output_tokens
-        ids = tuple(range(first, first + min(2, request.num_left)))
-        request.num_left -= len(ids)
-        request.stats.num_output_tokens += len(ids)
-        done = request.num_left == 0 or error is not None
+    def _advance(self, answer: FakeRequest) -> RequestDelta:
+        error = self._fail(answer) if self._warm else None
+        first = answer.stats.num_output_tokens
+        ids = tuple(range(first, first + min(2, answer.num_left)))
+        answer.num_left -= len(ids)
+        answer.stats.num_output_tokens += len(ids)
+        done = answer.num_left == 0 or error is not None
         if done:
-            del self.requests[request.request_id]
+            running = [a for a in self.requests.pop(answer.request_id) if a is not answer]
+            if running:
+                self.requests[answer.request_id] = running
         return RequestDelta(
-            request.request_id,
+            answer.request_id,
             ids,
             "".join(f" {i}" for i in ids),
             (),
             FinishReason.LENGTH if done else None,
             None,
-            request.stats,
-            error,
+            answer.stats.snapshot(),
+            error=error.message if isinstance(error, InvalidRequestError) else error,
+            error_field=error.field if isinstance(error, InvalidRequestError) else None,
+            index=answer.index,
         )

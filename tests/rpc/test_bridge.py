@@ -12,21 +12,28 @@ import grpc
 import pytest
 
 from specdec.errors import InvalidRequestError, ModelError
-from specdec.output import RequestDelta, RequestStats
+from specdec.output import RequestDelta, RequestStats, TokenLogprobs
 from specdec.request import FinishReason, SamplingParams
+from specdec.rpc import convert
 from specdec.rpc.bridge import EngineThread
 from specdec.rpc.client import Client
 from specdec.rpc.errors import EngineUnavailableError, ServerError
-from specdec.rpc.outbox import RequestStream
+from specdec.rpc.outbox import RequestStream, split_delta
 from tests.rpc.fake_engine import FakeEngine, FakeRequest
 from tests.rpc.running import RunningServer
 
 PARAMS = SamplingParams(max_tokens=10)
 
 
-def delta(ids: tuple[int, ...], reason: FinishReason | None = None) -> RequestDelta:
+def delta(
+    ids: tuple[int, ...], reason: FinishReason | None = None, index: int = 0, **fields: Any
+) -> RequestDelta:
     text = "".join(map(str, ids))
-    return RequestDelta("r", ids, text, (), reason, None, RequestStats(num_output_tokens=len(ids)))
+    stats = RequestStats(num_output_tokens=len(ids))
+    values: dict[str, Any] = {"logprobs": (), **fields}
+    return RequestDelta(
+        "r", ids, text, finish_reason=reason, stop_reason=None, stats=stats, index=index, **values
+    )
 
 
 def test_outbox_merges_what_nobody_has_read() -> None:
@@ -47,6 +54,58 @@ def test_outbox_merges_what_nobody_has_read() -> None:
             await anext(reader)
 
     asyncio.run(scenario())
+
+
+def test_outbox_merges_each_answer_by_itself() -> None:
+    async def scenario() -> None:
+        stream = RequestStream("r", (1,), lambda: None, num_answers=3)
+        reader = aiter(stream)
+        stream.put(delta((1,), index=1))
+        stream.put(delta((2,), index=0, prompt_logprobs=(None,)))
+        stream.put(delta((3, 4), FinishReason.STOP, index=1))
+        assert not stream.is_done
+        stream.put(delta((5,), index=0))
+        merged = [await anext(reader), await anext(reader)]
+        assert [(d.index, d.token_ids, d.finish_reason) for d in merged] == [
+            (1, (1, 3, 4), FinishReason.STOP),
+            (0, (2, 5), None),
+        ]
+        assert [d.prompt_logprobs for d in merged] == [None, (None,)]
+        stream.put(delta((6,), FinishReason.LENGTH, index=0))
+        assert (await anext(reader)).token_ids == (6,)
+        stream.put(delta((7,), FinishReason.LENGTH, index=2))
+        assert stream.is_done
+        assert (await anext(reader)).token_ids == (7,)
+        with pytest.raises(StopAsyncIteration):
+            await anext(reader)
+
+    asyncio.run(scenario())
+
+
+def entries(count: int, num_top: int) -> tuple[TokenLogprobs, ...]:
+    top = dict.fromkeys(range(num_top), -2.0)
+    return tuple(TokenLogprobs(i, -1.0, 1, top) for i in range(count))
+
+
+@pytest.mark.parametrize(("num_top", "num_parts"), [(0, 1), (24_999, 4), (60_000, 13)])
+def test_log_probabilities_travel_in_messages_of_bounded_size(num_top: int, num_parts: int) -> None:
+    whole = delta(
+        tuple(range(6)),
+        logprobs=entries(6, num_top),
+        prompt_logprobs=(None, *entries(8, num_top)),
+    )
+    parts = split_delta(whole)
+    assert len(parts) == num_parts
+    ids = tuple(token for part in parts for token in part.token_ids)
+    logprobs = tuple(entry for part in parts for entry in part.logprobs)
+    prompt = tuple(entry for part in parts for entry in part.prompt_logprobs or ())
+    assert (ids, logprobs, prompt) == (whole.token_ids, whole.logprobs, whole.prompt_logprobs)
+    assert [part.text for part in parts] == [""] * (num_parts - 1) + [whole.text]
+    for part in parts:
+        assert len(part.logprobs) == len(part.token_ids)
+        assert convert.chunk_to_wire(part, 0, (5,)).ByteSize() < 2**21
+    firsts = [part for part in parts if part.prompt_logprobs]
+    assert not any(part.token_ids for part in firsts[:-1])
 
 
 def test_outbox_gives_out_what_came_before_a_failure() -> None:
@@ -109,7 +168,7 @@ def test_engine_lives_on_its_own_thread() -> None:
         stream = await bridge.submit("a", [1, 2], PARAMS, None)
         ids = [token async for d in stream for token in d.token_ids]
         assert ids == list(range(10))
-        assert stream.seed == 7
+        assert stream.seeds == (7,)
 
     assert run_bridge(FakeEngine, scenario) == []
 
@@ -191,6 +250,39 @@ def test_call_passes_results_and_errors() -> None:
             await bridge.call(lambda engine: 1 / 0)
 
     run_bridge(FakeEngine, scenario)
+
+
+def fail_second_answer(request: FakeRequest) -> InvalidRequestError | None:
+    if request.index == 1 and request.stats.num_output_tokens == 4:
+        return InvalidRequestError("grammar.regex", "leaves no token")
+    return None
+
+
+def test_all_answers_arrive_and_each_ends() -> None:
+    with RunningServer(FakeEngine) as running, Client(running.address) as client:
+        params = SamplingParams(max_tokens=10, n=3, seed=5)
+        deltas = list(client.generate([1], params))
+        for index in range(3):
+            own = [d for d in deltas if d.index == index]
+            assert [t for d in own for t in d.token_ids] == list(range(10 - 2 * index))
+            assert [d.finish_reason for d in own if d.finish_reason] == [FinishReason.LENGTH]
+            assert own[-1].finish_reason is not None
+        answer = client.complete([1], params)
+        assert [len(output.token_ids) for output in answer.outputs] == [10, 8, 6]
+        assert [output.seed for output in answer.outputs] == [5, 6, 7]
+        assert [output.index for output in answer.outputs] == [0, 1, 2]
+        assert {output.prompt_token_ids for output in answer.outputs} == {(1,)}
+
+
+def test_an_answer_at_fault_ends_the_others_and_names_the_field() -> None:
+    create = partial(FakeEngine, fail_second_answer)
+    with RunningServer(create) as running, Client(running.address) as client:
+        stream = client.generate([1], SamplingParams(max_tokens=500, n=3))
+        with pytest.raises(InvalidRequestError, match="leaves no token") as caught:
+            list(stream)
+        assert caught.value.field == "grammar.regex"
+        assert len(running.engine(lambda engine: engine.aborted)) == 1
+        assert not running.engine(lambda engine: engine.has_work)
 
 
 def test_a_failed_step_is_internal_and_the_next_request_works() -> None:

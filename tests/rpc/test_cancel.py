@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -84,4 +85,27 @@ def test_others_go_on(running: RunningServer, client: Client) -> None:
             with client.generate([7, 7, 7], LONG, OFF) as stream:
                 next(stream)
         assert other.result(timeout=30).token_ids == expected
+    wait_until_idle(running)
+
+
+def test_cancelling_several_answers_frees_everything(
+    running: RunningServer, client: Client
+) -> None:
+    params = dataclasses.replace(LONG, n=3, temperature=1.0)
+    for _ in range(3):
+        stream = client.generate(PROMPT, params, OFF)
+        seen: set[int] = set()
+        while seen != {0, 1, 2}:
+            seen.add(next(stream).index)
+        stream.cancel()
+        assert list(stream) == []
+    wait_until_idle(running)
+
+
+def test_several_answers_cancelled_while_they_wait_are_never_run(
+    running: RunningServer, client: Client
+) -> None:
+    params = dataclasses.replace(LONG, n=24)  # three times what may run at once
+    with client.generate(PROMPT, params, OFF) as stream:
+        next(stream)
     wait_until_idle(running)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import grpc
 import pytest
 
-from specdec.output import RequestStats
+from specdec.grammar import Grammar
+from specdec.output import RequestDelta, RequestStats
 from specdec.request import FinishReason, SamplingParams, Speculation
+from specdec.rpc import convert
 from specdec.rpc.client import Client
+from specdec.v1 import inference_pb2_grpc as pb_grpc
+from tests.rpc.running import RunningServer
 
 PROMPT = "the time of the day and the time of the year and the time of"
 CHAT = [{"role": "user", "content": "how are you this year"}]
@@ -28,6 +33,26 @@ PARAMS = {
         max_tokens=40,
     ),
     "logprobs": SamplingParams(temperature=0.0, logprobs=3, max_tokens=24),
+    "masks": SamplingParams(
+        temperature=1.0,
+        logit_bias={9: 3.5, 10: -100.0},
+        allowed_token_ids=range(8, 200),
+        bad_words=["th", [12, 13], [11]],
+        min_tokens=30,
+        stop=["e"],
+        include_stop_str_in_output=True,
+        max_tokens=40,
+    ),
+    "special tokens": SamplingParams(
+        temperature=1.0,
+        allowed_token_ids=[0, 2, 3, 60, 61],
+        skip_special_tokens=False,
+        cache_salt="mine",
+        max_tokens=20,
+    ),
+    "grammar": SamplingParams(
+        temperature=1.5, grammar=Grammar(choice=["yes", "no", "perhaps"]), max_tokens=20
+    ),
     "chosen logprobs": SamplingParams(temperature=0.0, logprobs=0, max_tokens=5),
 }
 
@@ -43,12 +68,87 @@ def test_answer_equals_the_python_api(client: Client, llm: Any, name: str, promp
     if name != "greedy":
         assert answer.seed == expected.seed
     assert (answer.logprobs is None) == (params.logprobs is None)
-    if answer.logprobs is not None:
-        assert len(answer.logprobs) == len(answer.token_ids)
-        for mine, theirs in zip(answer.logprobs, expected.logprobs, strict=True):
-            assert (mine.token_id, mine.rank) == (theirs.token_id, theirs.rank)
-            assert list(mine.top) == list(theirs.top)
-            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+    assert_same_logprobs(answer.logprobs, expected.logprobs)
+
+
+SEVERAL = {
+    "sampled": SamplingParams(temperature=1.0, n=3, seed=11, max_tokens=24, logprobs=2),
+    "grammar": SamplingParams(
+        temperature=1.5, n=3, seed=2**64 - 1, max_tokens=24, grammar=Grammar(regex="[ab]{3,9}")
+    ),
+    "many": SamplingParams(temperature=1.0, n=20, seed=0, max_tokens=8),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_answers_equal_the_python_api(client: Client, llm: Any, name: str) -> None:
+    params = SEVERAL[name]
+    expected = llm.generate(PROMPT, params)[0]
+    answer = client.complete(PROMPT, params)
+    assert len(answer.outputs) == len(expected.outputs) == params.n
+    assert len({output.token_ids for output in answer.outputs}) > 1
+    for mine, theirs in zip(answer.outputs, expected.outputs, strict=True):
+        for field in ("index", "seed", "prompt_token_ids", "token_ids", "text", "finish_reason"):
+            assert getattr(mine, field) == getattr(theirs, field), field
+        assert_same_logprobs(mine.logprobs, theirs.logprobs)
+
+
+def test_answer_0_is_what_one_answer_gives(client: Client) -> None:
+    params = SEVERAL["sampled"]
+    alone = client.complete(PROMPT, dataclasses.replace(params, n=1))
+    assert alone.outputs == (alone,)
+    assert client.complete(PROMPT, params).token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("limit", [100_000, 20])
+@pytest.mark.parametrize("prompt_logprobs", [0, 4])
+def test_prompt_logprobs_equal_the_python_api(
+    client: Client, llm: Any, monkeypatch: pytest.MonkeyPatch, prompt_logprobs: int, limit: int
+) -> None:
+    """limit: of log-probabilities in one message; the small one makes them come in parts."""
+    monkeypatch.setattr("specdec.rpc.outbox._MAX_LOGPROBS", limit)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=12, logprobs=2, prompt_logprobs=prompt_logprobs, n=2
+    )
+    expected = llm.generate(PROMPT, params)[0]
+    answer = client.complete(PROMPT, params)
+    assert answer.prompt_logprobs is not None
+    assert answer.prompt_logprobs[0] is None
+    assert len(answer.prompt_logprobs) == len(answer.prompt_token_ids)
+    assert_same_logprobs(answer.prompt_logprobs, expected.prompt_logprobs)
+    for mine, theirs in zip(answer.outputs, expected.outputs, strict=True):
+        assert_same_logprobs(mine.logprobs, theirs.logprobs)
+    deltas = list(client.generate(PROMPT, params))
+    carriers = [delta for delta in deltas if delta.prompt_logprobs is not None]
+    assert carriers == [next(delta for delta in deltas if delta.index == 0)]
+    assert_same_logprobs(carriers[0].prompt_logprobs, expected.prompt_logprobs)
+    assert answer.siblings[0].prompt_logprobs is None
+    whole = "".join(delta.text for delta in deltas if delta.index == 0)
+    assert whole == answer.text
+
+
+def test_prompt_logprobs_on_the_wire_name_every_token(running: RunningServer) -> None:
+    prompt = [5, 6, 7]
+    request = convert.request_to_wire(prompt, SamplingParams(max_tokens=2, prompt_logprobs=1))
+    with grpc.insecure_channel(running.address) as channel:
+        stub: Any = pb_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        chunk = next(stub.Generate(request)).chunk
+    message = chunk.input_logprobs
+    assert list(message.token_ids) == prompt
+    assert [entry.HasField("value") for entry in message.token_logprobs] == [False, True, True]
+    assert [len(top.values) for top in message.top_logprobs] == [0, 1, 1]
+    assert message.ranks[0] == 0
+    assert min(message.ranks[1:]) >= 1
+
+
+def assert_same_logprobs(mine: Any, theirs: Any) -> None:
+    assert (mine is None) == (theirs is None)
+    for a, b in zip(mine or (), theirs or (), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a.token_id, a.rank, list(a.top)) == (b.token_id, b.rank, list(b.top))
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-5)
+            assert list(a.top.values()) == pytest.approx(list(b.top.values()), abs=1e-5)
 
 
 def test_deltas_join_to_the_unary_answer(client: Client) -> None:
@@ -85,9 +185,6 @@ def test_statistics_cross_the_wire(client: Client) -> None:
 
 
 def test_every_count_of_the_statistics_is_sent() -> None:
-    from specdec.output import RequestDelta
-    from specdec.rpc import convert
-
     names = {field.name for field in dataclasses.fields(RequestStats)} - CLOCKS
     values: dict[str, Any] = {name: 3 + i for i, name in enumerate(sorted(names))}
     values["acceptance_histogram"] = [4, 0, 2]

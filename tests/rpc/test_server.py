@@ -53,7 +53,8 @@ def test_not_serving_until_loaded() -> None:
         loaded = pool.submit(lambda: running.run(running.server.load()))
         assert health(running.address) == {NOT_SERVING}
         with grpc.insecure_channel(running.address) as channel:
-            call = pb_grpc.InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="a"))
+            stub: Any = pb_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Generate(pb.GenerateRequest(text="a"))
             with pytest.raises(grpc.RpcError) as caught:
                 next(call)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -60,18 +60,25 @@ def tree_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over its request's committed tokens and its own ancestors.
 
     query: [S, Hq, D]. key_cache, value_cache: [num_pages, page_size, Hkv, D] of the query's dtype,
     Hq a multiple of Hkv; the rows' own keys and values have been written already (`write_kv`).
-    Returns [S, Hq, D], contiguous, dtype of the query, without gradients; no argument is changed.
+    sinks: [Hq], of any floating dtype. Returns [S, Hq, D], contiguous, dtype of the query, without
+    gradients; no argument is changed.
 
     A row at logical position P = L + depth sees the committed slots 0..L-1 and its ancestor nodes
     including itself. With a window w it sees only those whose logical position is above P - w, as
-    in transformers' `sliding_window_overlay`. softcap c maps a score s to c * tanh(s / c). Scores
-    are `scale * q.k`; their softmax is computed in fp32 or better. Slots of other requests, free
-    pages and the unused tail of a last page are never read into the result, whatever they hold.
+    in transformers' `sliding_window_overlay`.
+
+    Scores are `scale * q.k`; softcap c then maps a score s to c * tanh(s / c); then what a row may
+    not see is masked; last, the sink of the query head joins the softmax as one more score, neither
+    scaled nor capped, and its weight is dropped, so that the weights of a row sum to less than 1
+    (transformers' GPT-OSS `eager_attention_forward`). The softmax is computed in fp32 or better.
+    Slots of other requests, free pages and the unused tail of a last page are never read into the
+    result, whatever they hold.
 
     Raises ValueError naming the argument if shapes, dtypes, devices or sizes disagree.
     """
@@ -80,7 +87,20 @@ def tree_attention(
         raise ValueError(f"window: must be at least 1 or None, got {window}")
     if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
         raise ValueError(f"softcap: must be positive and finite or None, got {softcap}")
-    return plan.run(query, key_cache, value_cache, scale, window, softcap)
+    if sinks is not None:
+        _check_sinks(sinks, query)
+        sinks = sinks.detach()
+    return plan.run(query.detach(), key_cache, value_cache, scale, window, softcap, sinks)
+
+
+def _check_sinks(sinks: Tensor, query: Tensor) -> None:
+    if sinks.shape != query.shape[1:2] or not sinks.is_floating_point():
+        raise ValueError(
+            f"sinks: must be [Hq = {query.shape[1]}] of a floating dtype or None, got "
+            f"{tuple(sinks.shape)} of {sinks.dtype}"
+        )
+    if sinks.device != query.device:
+        raise ValueError(f"sinks: must be on the query's device {query.device}, got {sinks.device}")
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TreeAttentionPlan) -> None:

@@ -31,5 +31,6 @@ class TreeAttentionPlan(ABC):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attention of one layer; the arguments have passed `tree_attention`'s checks."""

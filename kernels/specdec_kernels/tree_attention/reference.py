@@ -21,6 +21,7 @@ def reference_tree_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     upcast: bool = True,
 ) -> Tensor:
     """As `tree_attention`, one request after the other.
@@ -46,7 +47,10 @@ def reference_tree_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~visible(batch, request, window), float("-inf"))
-        probs = torch.softmax(scores, dim=-1)
+        if sinks is not None:
+            column = sinks.to(dtype).view(-1, 1, 1).expand(-1, end - start, 1)
+            scores = torch.cat([scores, column], dim=-1)
+        probs = torch.softmax(scores, dim=-1)[..., :length]
         out[start:end] = torch.einsum("hsn,nhd->shd", probs, values).to(query.dtype)
     return out
 
@@ -64,7 +68,15 @@ class ReferencePlan(TreeAttentionPlan):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         return reference_tree_attention(
-            query, key_cache, value_cache, self.batch, scale=scale, window=window, softcap=softcap
+            query,
+            key_cache,
+            value_cache,
+            self.batch,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )

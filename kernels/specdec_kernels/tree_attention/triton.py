@@ -73,14 +73,15 @@ def _load_kv(
 
 @triton.jit
 def tree_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr,
     block_requests_ptr, block_rows_ptr, cu_nodes_ptr, committed_ptr, tables_ptr,
     depths_ptr, ancestors_ptr, is_chain_ptr,
     scale, softcap, window, table_width,
     q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, out_row, out_head,
     G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
     NUM_WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     block = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -106,6 +107,10 @@ def tree_attention_kernel(
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     denominator = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        # The sink is the first key of every row: weight exp(sink - m) = 1, and no value.
+        m = tl.load(sinks_ptr + head, mask=lane_valid, other=float("-inf")).to(tl.float32)
+        denominator = tl.full([BLOCK_M], 1.0, tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     tile = tl.arange(0, BLOCK_N)
 
@@ -206,6 +211,7 @@ class TritonPlan(TreeAttentionPlan):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         if query.dtype not in _DTYPES:
             raise ValueError(
@@ -219,6 +225,8 @@ class TritonPlan(TreeAttentionPlan):
             query = query.contiguous()
         if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
             raise ValueError("key_cache and value_cache: the head dimension must be contiguous")
+        if sinks is not None:
+            sinks = (sinks if sinks.dtype in _DTYPES else sinks.float()).contiguous()
         batch = self.batch
         kv_heads, head_dim = key_cache.shape[2:]
         groups = query.shape[1] // kv_heads
@@ -227,7 +235,7 @@ class TritonPlan(TreeAttentionPlan):
         )
         requests, firsts = self._blocks_of(rows)
         tree_attention_kernel[(requests.shape[0], kv_heads)](
-            query, key_cache, value_cache, out,
+            query, key_cache, value_cache, query if sinks is None else sinks, out,
             requests, firsts, batch.cu_nodes, batch.committed_lens, batch.block_tables,
             batch.depths, batch.ancestors, batch.is_chain,
             scale, softcap or 1.0, window or 0, batch.block_tables.shape[1],
@@ -237,6 +245,7 @@ class TritonPlan(TreeAttentionPlan):
             PAGE_SIZE=batch.page_size, NUM_WORDS=batch.ancestors.shape[1],
             ROWS=rows, BLOCK_M=block_m, BLOCK_N=block_n,
             HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+            HAS_SINKS=sinks is not None,
             # The interpreter multiplies the bit patterns of bf16 operands; widening them is exact.
             WIDEN=triton.knobs.runtime.interpret and query.dtype == torch.bfloat16,
         )  # fmt: skip

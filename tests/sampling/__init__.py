@@ -1,0 +1,1 @@
+"""Tests of the engine: cache, law, budget, scheduler, runner and steps."""
