@@ -148,8 +148,13 @@ def from_module(
     """Wrap a loaded transformers module; the module itself is not changed in any way.
 
     Raises:
-        ModelError: not a causal language model.
+        ModelError: not a causal language model, or one with adapters that are not merged.
     """
+    if any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
+        raise ModelError(
+            f"this {type(model).__name__} has adapters beside its weights: merge them (peft's "
+            "merge_and_unload) and give the merged module"
+        )
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise ModelError(
             f"{type(model).__name__} is no causal language model: give a module with a language "

@@ -27,13 +27,10 @@ _HOOK = "_specdec_attention_hook"
 _IGNORED = frozenset(
     {
         "cache_position",
-        "logits_to_keep",
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",
-        "position_embeddings",
         "position_ids",
-        "return_dict",
         "use_cache",
     }
 )

@@ -36,8 +36,8 @@ MAX_GRAMMAR_BYTES = 128 * 1024
 # process.
 _STACK_BYTES = 512 * 1024 * 1024
 
-# Without it, where the grammar leaves the text no choice, only the tokenizer's own spelling of it is
-# allowed. The mask would say more than the grammar, other masks could then leave no token where
+# Without it, where the grammar leaves the text no choice, only the tokenizer's own spelling of it
+# is allowed. The mask would say more than the grammar, other masks could then leave no token where
 # there is one, and a tokenizer that normalises text could force a token that does not match.
 _OPTIONS = '\n%llguidance {"no_forcing": true}'
 

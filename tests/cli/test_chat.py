@@ -148,10 +148,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
-    def read_until(self, text: str, timeout: float = 60.0) -> str:
-        """What appeared since the last call, up to and including text."""
+    def read_until(self, text: str, *, more_than: int = 0, timeout: float = 60.0) -> str:
+        """What appeared since the last call: text is in it, and it is longer than that."""
         deadline, start = time.monotonic() + timeout, len(self.screen)
-        while text not in self.screen[start:]:
+        while text not in self.screen[start:] or len(self.screen) - start <= more_than:
             assert time.monotonic() < deadline, self.screen
             if select.select([self._fd], [], [], 0.1)[0]:
                 try:
@@ -174,12 +174,12 @@ def test_in_a_terminal(running: RunningServer) -> None:
         banner = terminal.read_until("> ")
         assert f"{running.address}: /help lists the commands, Ctrl-D leaves" in banner
         terminal.type("the time\n")
-        time.sleep(0.5)
+        terminal.read_until("", more_than=40)  # the echo, and some of the answer
         terminal.process.send_signal(signal.SIGINT)
         shown = terminal.read_until("> ")
         assert " · abort" in shown
         terminal.type("half a li")
-        time.sleep(0.2)
+        terminal.read_until("half a li")
         terminal.process.send_signal(signal.SIGINT)  # at the prompt: drops the line
         terminal.read_until("> ")
         terminal.type("/undo\n")

@@ -86,7 +86,7 @@ class GenerateEntry(Entry):
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], speculation: Speculation
     ) -> list[Answer]:
         def read(index: int) -> Answer:
-            stream = self.client.generate(prompts[index], params[index], speculation, timeout=120)
+            stream = self.client.generate(prompts[index], params[index], speculation, timeout=900)
             deltas = list(stream)
             last = deltas[-1]
             assert last.finish_reason is not None

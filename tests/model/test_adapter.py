@@ -362,6 +362,14 @@ def test_loaded_module_with_an_adapter(base_model: Any, lora: Path) -> None:
     assert caught.value.field == "adapter"
 
 
+def test_module_with_adapters_beside_it(masters: tuple[Path, Any], lora: Path) -> None:
+    message = tiny.error_line(LLM, masters[1])
+    assert "this PeftModelForCausalLM has adapters beside its weights: merge them" in message
+    merged = copy.deepcopy(masters[1]).merge_and_unload()
+    output = LLM(merged).generate([[7, 8, 9]], SamplingParams(temperature=0, max_tokens=8))[0]
+    assert list(output.token_ids) == reference_generate(masters[1], [7, 8, 9], 8)
+
+
 def test_command_line(masters: tuple[Path, Any], lora: Path) -> None:
     from specdec.cli.main import app
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import regex
+from llguidance import LLParserLimits
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from specdec.errors import InvalidRequestError
 from specdec.grammar import Grammar
-from specdec.sampling.grammar import GrammarCompiler, GrammarMatcher
+from specdec.sampling import grammar as under_test
+from specdec.sampling.grammar import MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarMatcher
 from specdec.testing import tiny_tokenizer
 from specdec.tokenizer import Tokenizer
 from specdec_drafts.tree import TokenTree, TreeBuilder
@@ -172,10 +174,10 @@ CASES: dict[str, tuple[Grammar, Accepts]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_mask_is_what_brute_force_finds(name: str, kit: Kit) -> None:
     grammar, accepts = CASES[name]
-    for seed in range(12):
+    for seed in range(6):
         rng = random.Random(seed)
         matcher, text = kit.compiler.compile(grammar), b""
-        for _ in range(40):
+        for _ in range(25):
             expected = kit.expected(text, accepts)
             assert allowed_by(matcher) == expected, text
             # Texts that may end go on as well.
@@ -209,7 +211,8 @@ def test_a_schema_may_choose_its_own_whitespace(tiny_kit: Kit) -> None:
 
 def test_a_json_object_may_hold_anything(tiny_kit: Kit) -> None:
     matcher = tiny_kit.compiler.compile(Grammar(json_object=True))
-    text = json.dumps({"a": [1.5, None, {"b c": "é\n"}], "": True})
+    value = {"a": [1.5, None, {"b c": "é\n\x01"}], "": True}
+    text = json.dumps(value, ensure_ascii=False)
     for token in tiny_kit.tokenizer.encode(text, add_special_tokens=False):
         assert token in allowed_by(matcher)
         matcher.append(token)
@@ -305,7 +308,10 @@ def test_prune_takes_out_what_the_mask_forbids_and_nothing_else(name: str, kit: 
             assert allowed_by(matcher) == before
             assert matcher.prune(pruned) is pruned
             num_dropped += tree.num_nodes - pruned.num_nodes
-            matcher.append(rng.choice(before))
+            token = rng.choice(before)
+            if token in kit.eos:
+                break
+            matcher.append(token)
     assert num_dropped > 100
 
 
@@ -345,7 +351,8 @@ WRONG = [
     (Grammar(regex="a(b"), "grammar.regex"),
     (Grammar(regex="(?=a)b"), "grammar.regex"),
     (Grammar(regex=r"[^\s\S]"), "grammar.regex"),
-    (Grammar(regex="((a{1,900}){1,900}){1,900}b"), "grammar.regex"),
+    (Grammar(regex="a" * (MAX_GRAMMAR_BYTES + 1)), "grammar.regex"),
+    (Grammar(choice=[f"number {index}" for index in range(10_000)]), "grammar.choice"),
     (Grammar(ebnf="start: nowhere"), "grammar.ebnf"),
     (Grammar(ebnf='begin: "a"'), "grammar.ebnf"),
     (Grammar(ebnf='root ::= "a" nowhere'), "grammar.ebnf"),
@@ -357,7 +364,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("grammar", "field"), WRONG, ids=str)
+@pytest.mark.parametrize(("grammar", "field"), WRONG, ids=lambda value: str(value)[:80])
 def test_a_grammar_that_cannot_run_is_refused_by_name(
     grammar: Grammar, field: str, tiny_kit: Kit, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,6 +374,48 @@ def test_a_grammar_that_cannot_run_is_refused_by_name(
     assert "\n" not in caught.value.message
     assert 8 < len(caught.value.message) < 400
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_limit_of_the_matching_is_an_error_by_name(
+    tiny_kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(**limits: int) -> Callable[..., LLParserLimits]:
+        return lambda **others: LLParserLimits(**limits, **others)
+
+    monkeypatch.setattr(under_test, "LLParserLimits", limited(initial_lexer_fuel=5))
+    with pytest.raises(InvalidRequestError, match="too big") as caught:
+        tiny_kit.compiler.compile(Grammar(regex="(foo[12]23|bar)"))
+    assert caught.value.field == "grammar.regex"
+
+    # An ambiguous grammar, whose parse grows with every token.
+    monkeypatch.setattr(under_test, "LLParserLimits", limited(max_items_in_row=40))
+    matcher = tiny_kit.compiler.compile(Grammar(ebnf='start: e\ne: e e e | e e | "x"'))
+    x = tiny_kit.told.index(b"x")
+
+    def go_on() -> None:
+        for _ in range(200):
+            tree = tree_of([[x, x, x], [x, x, 1]])
+            assert matcher.prune(tree).num_drafted >= 1
+            matcher.apply(np.zeros(VOCAB_SIZE, dtype=np.float32))
+            matcher.append(x)
+
+    with pytest.raises(InvalidRequestError) as caught:
+        go_on()
+    assert caught.value.field == "grammar.ebnf"
+    assert "\n" not in caught.value.message
+
+
+def test_rules_nested_by_the_thousand_do_not_end_the_process(tiny_kit: Kit) -> None:
+    """llguidance recurses into them; on a usual stack this was a segmentation fault."""
+    lines = ["start: a0", *(f'a{i}: (a{i + 1} "b")' for i in range(3000)), 'a3000: "a"']
+    matcher = tiny_kit.compiler.compile(Grammar(ebnf="\n".join(lines)))
+    assert allowed_by(matcher) == [tiny_kit.told.index(b"a")]
+    nested = {
+        f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(2000)
+    }
+    schema = {"$ref": "#/$defs/a0", "$defs": {**nested, "a2000": {"type": "null"}}}
+    matcher = tiny_kit.compiler.compile(Grammar(json_schema=schema))
+    assert {tiny_kit.told[token] for token in allowed_by(matcher)} == {b"["}
 
 
 def test_a_model_without_eos_is_refused(tiny_kit: Kit) -> None:
