@@ -81,6 +81,9 @@ def _relative_error(model: PreTrainedModel, runner: TargetRunner, limit: int) ->
     got = runner.score(flat_batch(chain[half:] + tree, second, rows, runner.device)).float()
     # The module as it is, but in eval mode: a copy, so that the user's is not switched.
     stock = shared_copy(model)
+    if runner.has_softcap:
+        # SDPA cannot cap scores: some versions of transformers refuse, others leave it out.
+        stock.set_attn_implementation("eager")
     paths = [chain] + [prefix + [tree[node] for node in _path(leaf)] for leaf in range(len(tree))]
     want = torch.stack([_stock_logits(stock, path) for path in paths])
     return float((got - want).norm() / want.norm().clamp_min(1e-30))

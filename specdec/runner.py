@@ -29,8 +29,8 @@ class TargetRunner:
     """Runs the target model's own module over prompt chunks, single nodes and trees alike.
 
     layers: KV shape of every attention layer, found by a forward of one token. vocab_size: length
-    of a logits row. windows: the sliding windows that layers have. kv_dtype: of the KV tensors,
-    which are made by allocate().
+    of a logits row. windows: the sliding windows that layers have. has_softcap: whether any layer
+    caps its scores. kv_dtype: of the KV tensors, which are made by allocate().
 
     Raises ModelError, with the reason, if trees cannot be scored with the model.
     """
@@ -45,6 +45,7 @@ class TargetRunner:
         self.vocab_size = found.vocab_size
         self.layers = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in found.layers]
         self.windows = {layer.window for layer in found.layers if layer.window is not None}
+        self.has_softcap = any(layer.softcap is not None for layer in found.layers)
         self._kv: KVStore | None = None
         self._plan: TreeAttentionPlan | None = None
         self._batch: FlatBatch | None = None

@@ -165,10 +165,6 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter, base: Path) -> PreTr
             raise ModelError(
                 f"{adapter.folder} gives {name} weights that are not finite: the adapter is damaged"
             )
-    # What peft leaves on the module would make transformers save adapters instead of the model.
-    for leftover in ("peft_config", "_hf_peft_config_loaded"):
-        if leftover in merged.__dict__:
-            delattr(merged, leftover)
     return merged
 
 

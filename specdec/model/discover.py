@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """KV heads and head dimension of a layer, and the window (in tokens) that it passes."""
+    """KV heads and head dimension of a layer; the window (in tokens) and softcap that it passes."""
 
     num_kv_heads: int
     head_dim: int
     window: int | None
+    softcap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def _call_once(
         value: torch.Tensor,
         *,
         window: int | None,
+        softcap: float | None,
         sinks: torch.Tensor | None,
         **_: Any,
     ) -> torch.Tensor:
@@ -99,7 +101,7 @@ def _call_once(
             raise ModelError(
                 f"its attention sinks are of shape {tuple(sinks.shape)}, not one for each head"
             )
-        calls.append((layer, AttentionLayer(key.shape[1], key.shape[2], window)))
+        calls.append((layer, AttentionLayer(key.shape[1], key.shape[2], window, softcap)))
         return attend_to_self(layer, query, key, value)
 
     row = torch.zeros(1, dtype=torch.int64, device=skeleton.device)

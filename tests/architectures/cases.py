@@ -34,7 +34,7 @@ class Case:
 
     name: of the test. shown: in the table, with what it covers. config: a class of transformers.
     fields: of that config, over the common ones. seed: of the weights, so that no two best logits
-    are close.
+    are close. since: the first version of transformers in which it works.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Case:
     fields: Mapping[str, Any] = field(default_factory=dict)
     remarks: str = ""
     seed: int = 0
+    since: str = "5.17"
     common: Mapping[str, Any] = field(default_factory=lambda: _COMMON)
 
 
@@ -82,7 +83,8 @@ CASES = [
          {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}),
     Case("gemma2", "Gemma 2", "soft-capped scores and logits, local and global layers",
          "Gemma2Config", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
-                          "attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}),
+                          "attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0,
+                          "attn_implementation": "eager"}),
     Case("gemma3", "Gemma 3 (text)", "local and global layers with ropes of their own",
          "Gemma3TextConfig", {
              "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
@@ -163,7 +165,8 @@ CASES = [
     Case("gpt-bigcode", "StarCoder (GPT-BigCode)", "learned positions, one KV head",
          "GPTBigCodeConfig", common=_GPT2),
     Case("gpt-j", "GPT-J", "interleaved rotary on a part of each head", "GPTJConfig",
-         {"rotary_dim": 8, "tie_word_embeddings": False}, common=_GPT2),
+         {"rotary_dim": 8, "tie_word_embeddings": False},
+         "with transformers 5.24 or newer", since="5.24", common=_GPT2),
     Case("opt", "OPT", "learned positions with an offset", "OPTConfig",
          {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0, "init_std": 0.3,
           "pad_token_id": 1}, common=_NO_GROUPS, seed=1),

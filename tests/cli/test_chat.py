@@ -171,19 +171,19 @@ def test_in_a_terminal(running: RunningServer) -> None:
     long = ["--ignore-eos", "--temperature", "0", "--speculation", "off"]
     terminal = Terminal("chat", "--server", running.address, *long)
     try:
-        banner = terminal.read_until("> ")
+        banner = terminal.read_until("\n> ")
         assert f"{running.address}: /help lists the commands, Ctrl-D leaves" in banner
         terminal.type("the time\n")
         terminal.read_until("", more_than=40)  # the echo, and some of the answer
         terminal.process.send_signal(signal.SIGINT)
-        shown = terminal.read_until("> ")
+        shown = terminal.read_until("\n> ")
         assert " · abort" in shown
         terminal.type("half a li")
         terminal.read_until("half a li")
         terminal.process.send_signal(signal.SIGINT)  # at the prompt: drops the line
-        terminal.read_until("> ")
+        terminal.read_until("\n> ")
         terminal.type("/undo\n")
-        assert "forgotten: the time" in terminal.read_until("> ")
+        assert "forgotten: the time" in terminal.read_until("\n> ")
         terminal.type("\x04")
         assert terminal.process.wait(timeout=20) == 0
     finally:
