@@ -136,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for chunk in track(options.chunk_tokens, console=console, description="Chunk sizes"):
             llm = LLM(options.model, dtype=options.dtype, draft="none", max_chunk_tokens=chunk)
-            ids = llm.tokenizer(_TEXT * (options.prompt_tokens // 10))["input_ids"]
+            assert llm.engine.tokenizer is not None
+            ids = llm.engine.tokenizer.encode(_TEXT * (options.prompt_tokens // 10))
             prompt = ids[: options.prompt_tokens]
             result = run(llm.engine, prompt, prompt[:32])
             results.append((chunk, result))

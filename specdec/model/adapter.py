@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import warnings
 from dataclasses import dataclass
@@ -44,10 +43,12 @@ class Adapter:
         folder: where it lies.
         base: what its config calls the model it was made for: a path, a hub id or a name; "" if it
             does not say.
+        revision: of the base on the hub.
     """
 
     folder: Path
     base: str
+    revision: str
 
     @property
     def num_bytes(self) -> int:
@@ -81,13 +82,8 @@ def read_adapter(folder: Path) -> Adapter:
             else f"{folder} has no {ADAPTER_WEIGHTS}: download it into the folder"
         )
     tensor_names(folder / ADAPTER_WEIGHTS)
-    revision = config.get("revision")
-    if revision not in (None, "main"):
-        raise ModelError(
-            f"{folder} was made for revision {revision} of {config.get('base_model_name_or_path')}:"
-            " download that revision and give its folder as the model"
-        )
-    return Adapter(folder.absolute(), str(config.get("base_model_name_or_path") or ""))
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    return Adapter(folder.absolute(), str(base or ""), str(revision or "main"))
 
 
 def _check_kind(config: dict[str, Any], folder: Path) -> None:
@@ -108,12 +104,15 @@ def check_mergeable(adapter: Adapter, config: PreTrainedConfig, base: Path) -> N
     """Whether an adapter can be merged at all, known before the base is loaded.
 
     Raises:
-        ModelError: peft is not installed, or the base is quantised.
+        ModelError: peft is not installed or too old, or the base is quantised.
     """
-    if importlib.util.find_spec("peft") is None:
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
         raise ModelError(
-            f"the adapter {adapter.folder} needs peft: pip install 'specdec-server[lora]'"
-        )
+            f"the adapter {adapter.folder} needs peft ({error}): "
+            "pip install -U 'specdec-server[lora]'"
+        ) from error
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
             f"{base} is quantised, so {adapter.folder} cannot be merged into it: give the base in "

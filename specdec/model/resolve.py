@@ -61,11 +61,16 @@ def resolve_base(adapter: Adapter) -> Path:
     """The folder of the model that an adapter names as its base.
 
     Raises:
-        ModelError: it names none, or what `resolve_model` raises.
+        ModelError: it names none, or one revision of one, or what `resolve_model` raises.
     """
     give = f"give the base as the model and {adapter.folder} as its adapter (--adapter)"
     if not adapter.base:
         raise ModelError(f"{adapter.folder} is an adapter that does not name its base: {give}")
+    if adapter.revision != "main":
+        raise ModelError(
+            f"{adapter.folder} is an adapter for revision {adapter.revision} of {adapter.base}: "
+            f"download that revision, and {give}"
+        )
     beside = (adapter.folder / adapter.base).resolve()
     known = Path(adapter.base).expanduser().exists() or not beside.is_dir()
     try:

@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +43,9 @@ _STACK_BYTES = 512 * 1024 * 1024
 _OPTIONS = '\n%llguidance {"no_forcing": true}'
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_GBNF_ESCAPE = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))"
+)
 _REFUSED_OPTION = re.compile(
     r"^[ \t]*\w[\w-]*[ \t]*\[[^\]\n]*\b(temperature|max_tokens|stop)[ \t]*=", re.MULTILINE
 )
@@ -84,8 +88,11 @@ class GrammarCompiler:
         or admits no text.
         """
         field = f"grammar.{grammar.kind}"
-        source = _lark(grammar, field)
-        size = len(source.encode(errors="replace"))
+        try:
+            source = _lark(grammar, field)
+            size = len(source.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(field, f"is not valid Unicode: {error}") from error
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidRequestError(
                 field, f"must be at most {MAX_GRAMMAR_BYTES} bytes long, is {size}"
@@ -99,20 +106,18 @@ class GrammarCompiler:
 
     def _matcher(self, source: str) -> LLMatcher:
         """The matcher of a grammar in Lark's notation, possibly in its error state."""
-        made: list[LLMatcher] = []
         limits = LLParserLimits(verbose_errors=False)
 
-        def make() -> None:
-            made.append(LLMatcher(self._tokenizer, source + _OPTIONS, log_level=0, limits=limits))
+        def make() -> LLMatcher:
+            return LLMatcher(self._tokenizer, source + _OPTIONS, log_level=0, limits=limits)
 
-        usual = threading.stack_size(_STACK_BYTES)
-        try:
-            thread = threading.Thread(target=make, name="grammar")
-            thread.start()
-        finally:
-            threading.stack_size(usual)
-        thread.join()
-        return made[0]
+        with ThreadPoolExecutor(1, thread_name_prefix="grammar") as pool:
+            usual = threading.stack_size(_STACK_BYTES)
+            try:
+                matcher = pool.submit(make)
+            finally:
+                threading.stack_size(usual)
+            return matcher.result()
 
 
 class GrammarMatcher:
@@ -243,13 +248,14 @@ def _unanchored(pattern: str) -> str:
     pattern = pattern.removeprefix("^")
     body = pattern.removesuffix("$")
     backslashes = len(body) - len(body.rstrip("\\"))
-    return body if backslashes % 2 == 0 else pattern
+    # In Lark, // begins a comment.
+    return (body if backslashes % 2 == 0 else pattern) or "(?:)"
 
 
 def _ebnf(text: str, field: str) -> str:
     if _GBNF_RULE.search(text):
         try:
-            return gbnf_to_lark(text)
+            return gbnf_to_lark(_GBNF_ESCAPE.sub(_character, text))
         except Exception as error:  # the converter raises bare Exceptions
             raise InvalidRequestError(field, f"is not GBNF: {_one_line(error)}") from error
     option = _REFUSED_OPTION.search(text)
@@ -258,6 +264,12 @@ def _ebnf(text: str, field: str) -> str:
             field, f"rules cannot have the option {option[1]} here; lazy and suffix can be used"
         )
     return text
+
+
+def _character(escape: re.Match[str]) -> str:
+    """The character that \\x, \\u or \\U stands for; llguidance's converter spoils the last two."""
+    code = int(escape[2] or escape[3] or escape[4], 16)
+    return escape[1] + (f"\\x{code:02X}" if code < 0x80 else chr(code))
 
 
 def _raise_fault(matcher: LLMatcher, field: str) -> None:

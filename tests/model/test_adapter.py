@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import gc
 import hashlib
-import importlib.util
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -269,7 +269,6 @@ def test_config_and_weights_of_different_adapters(lora: Path) -> None:
         ({"task_type": "SEQ_CLS"}, "is an adapter for SEQ_CLS, not for a causal language model"),
         ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens is set"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication is set"),
-        ({"revision": "v2"}, "was made for revision v2"),
     ],
 )
 def test_kinds_that_are_not_merged(changes: dict[str, Any], part: str, lora: Path) -> None:
@@ -313,7 +312,11 @@ def test_base_that_is_not_there(lora: Path) -> None:
                             "(--adapter)")  # fmt: skip
     edit_config(lora, base_model_name_or_path=None)
     assert "an adapter that does not name its base" in tiny.error_line(load_model, lora / "adapter")
-    edit_config(lora, base_model_name_or_path=str(lora / "adapter"))
+    edit_config(lora, base_model_name_or_path="some/base", revision="v2")
+    message = tiny.error_line(load_model, lora / "adapter")
+    assert "is an adapter for revision v2 of some/base: download that revision, and give" in message
+    assert load_model(lora / "base", adapter=lora / "adapter").model is not None
+    edit_config(lora, base_model_name_or_path=str(lora / "adapter"), revision=None)
     assert "has no config.json" in tiny.error_line(load_model, lora / "adapter")
 
 
@@ -346,13 +349,10 @@ def test_tied_head(tmp_path: Path) -> None:
 
 
 def test_without_peft(lora: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "peft" else find(name, *rest),
-    )
-    assert refusal(lora).endswith("needs peft: pip install 'specdec-server[lora]'")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    message = refusal(lora)
+    assert message.startswith(f"the adapter {lora / 'adapter'} needs peft (")
+    assert message.endswith("pip install -U 'specdec-server[lora]'")
     assert load_model(lora / "base").model is not None
 
 

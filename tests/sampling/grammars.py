@@ -143,6 +143,8 @@ CASES: dict[str, tuple[Grammar, Accepts]] = {
         Grammar(regex=r"[a-z]{2,6}(, ?[0-9]+)*/(red)?"),
         matching(r"[a-z]{2,6}(, ?[0-9]+)*/(red)?"),
     ),
+    "empty": (Grammar(regex="^$"), one_of([""])),
+    "dollar": (Grammar(regex=r"^(1|\^)*\$"), matching(r"(1|\^)*\$")),
     "anchored": (Grammar(regex="^(10|the)+$"), matching("(10|the)+")),
     "string": (
         Grammar(json_schema={"type": "string", "pattern": "^[a-c ]*$", "maxLength": 4}),

@@ -101,6 +101,12 @@ def test_gbnf_as_people_write_it(tiny_kit: Kit) -> None:
             assert token in allowed_by(matcher)
             matcher.append(token)
         assert tiny_kit.eos <= set(allowed_by(matcher))
+    escaped = r'root ::= "\xe9\u263a" [\u00e0-\U000000ff] "\\u0041" [\u0041]'
+    matcher = tiny_kit.compiler.compile(Grammar(ebnf=escaped))
+    for token in tiny_kit.tokenizer.encode("é☺ü\\u0041A", add_special_tokens=False):
+        assert token in allowed_by(matcher)
+        matcher.append(token)
+    assert allowed_by(matcher) == sorted(tiny_kit.eos)
     matcher = tiny_kit.compiler.compile(Grammar(ebnf=JSON_GBNF))
     matcher.append(tiny_kit.told.index(b"{"))
     allowed = {tiny_kit.told[token] for token in allowed_by(matcher)}
