@@ -117,6 +117,7 @@ class Proposer:
             with _passed_over(drafter):
                 trees = drafter.propose([_draft_request(entry) for entry in mine])
                 for entry, tree in zip(mine, trees, strict=True):
+                    tree = _without_unknown_ids(tree, self._vocab_size)
                     self._check_tree(entry.request, tree)
                     # Buckets of different drafters are calibrated apart.
                     builders[entry.request.request_id].merge(tree, index * _BUCKETS)
@@ -134,6 +135,20 @@ class Proposer:
                 f"root {tree.token_ids[0]} is not the last token {request.token_ids[-1]} of "
                 f"request {request.request_id}"
             )
+
+
+def _without_unknown_ids(tree: TokenTree, vocab_size: int) -> TokenTree:
+    """The tree without ids past the target's vocabulary, which a padded draft model may guess.
+
+    What hangs below such a node goes with it.
+    """
+    if max(tree.token_ids) < vocab_size:
+        return tree
+    kept = [0]
+    for node in range(1, tree.num_nodes):
+        if tree.parents[node] in kept and tree.token_ids[node] < vocab_size:
+            kept.append(node)
+    return tree.select(kept)
 
 
 def _allows(request: Request, drafter: Drafter) -> bool:

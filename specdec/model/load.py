@@ -75,27 +75,31 @@ class LoadedModel:
     path: Path | None
     generation_config: GenerationConfig
     source: str
+    _is_module: bool = field(default=False, repr=False)
     _reload: Callable[[], PreTrainedModel] | None = field(default=None, repr=False)
     _saved: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     def model_path(self) -> Path:
         """A folder that transformers can load this model from.
 
-        A model without a folder of its own is saved to a temporary one on the first call; that
-        folder goes when this object does. One with an adapter is merged again for that, since an
-        engine may have given up the weights in memory.
+        A model without a folder of its own, or whose weights have changed since it was loaded from
+        one, is saved to a temporary one on the first call; that folder goes when this object does.
+        One with an adapter is merged again for that, since an engine may have given up the weights
+        in memory.
         """
-        if self.path is not None:
-            return self.path
-        if self._saved is None:
-            saved = tempfile.TemporaryDirectory(prefix="specdec-model-")
-            model = self.model if self._reload is None else self._reload()
-            with quiet_transformers():
-                model.save_pretrained(saved.name)
-                if self.tokenizer is not None:
-                    self.tokenizer.save_pretrained(saved.name)
-            self._saved = saved
-        return Path(self._saved.name)
+        if self._saved is not None:
+            return Path(self._saved.name)
+        path = self.path
+        if path is not None and (not self._is_module or _holds_weights_of(path, self.model)):
+            return path
+        saved = tempfile.TemporaryDirectory(prefix="specdec-model-")
+        model = self.model if self._reload is None else self._reload()
+        with quiet_transformers():
+            model.save_pretrained(saved.name)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(saved.name)
+        self._saved = saved
+        return Path(saved.name)
 
 
 def load_model(
@@ -139,7 +143,7 @@ def load_model(
     if merged is None:
         return LoadedModel(model, tokenizer, path, defaults, str(path))
     source = f"{path} with the adapter {merged.folder}"
-    return LoadedModel(model, tokenizer, None, defaults, source, load)
+    return LoadedModel(model, tokenizer, None, defaults, source, _reload=load)
 
 
 def from_module(
@@ -164,7 +168,8 @@ def from_module(
     local = folder is not None and (folder / "config.json").is_file()
     path = folder.absolute() if folder and local else None
     source = f"a loaded {type(model).__name__}"
-    return LoadedModel(model, tokenizer, path, _generation_config(model), source)
+    defaults = _generation_config(model)
+    return LoadedModel(model, tokenizer, path, defaults, source, _is_module=True)
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
@@ -284,6 +289,27 @@ def _load_module(
             "first: download the checkpoint again, or correct its config"
         )
     return model if adapter is None else merge_adapter(model, adapter, path)
+
+
+def _holds_weights_of(folder: Path, model: PreTrainedModel) -> bool:
+    """Whether a module still has the weights of its folder: it may have been trained, or an adapter
+    merged into it.
+    """
+    import torch
+    from safetensors import safe_open
+
+    own = model.state_dict()
+    try:
+        files = weight_files(folder)
+    except ModelError:
+        return False
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in own.keys() & set(tensors.keys()):
+                stored = tensors.get_tensor(name).to(own[name])
+                if not torch.equal(stored, own[name]):
+                    return False
+    return True
 
 
 def _brings_code(config: Path) -> bool:

@@ -71,7 +71,7 @@ class GrammarCompiler:
                 "needs a model with an EOS token, which ends the text: set eos_token_id in its "
                 "generation_config.json",
             )
-        size = max(vocab_size, len(tokenizer.hf))
+        size = max(vocab_size, 1 + max(tokenizer.hf.get_vocab().values()))
         try:
             self._tokenizer: LLTokenizer = from_tokenizer(
                 cast(Any, tokenizer.hf), size, self._eos[0]

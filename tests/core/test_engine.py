@@ -117,7 +117,7 @@ class BrokenDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree]:
         self._fail_in("propose")
-        token = 512 if self.where == "vocabulary" else 511
+        token = -1 if self.where == "token" else 511
         return [TokenTree([r.token_ids[-1], token], [-1, 0], [1.0, 0.5], [0, 0]) for r in requests]
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -129,7 +129,7 @@ class BrokenDrafter:
     def reset(self) -> None: ...
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "release", "vocabulary", "nowhere"])
+@pytest.mark.parametrize("where", ["propose", "observe", "release", "token", "nowhere"])
 def test_a_failing_drafter_is_passed_over(where: str, caplog: pytest.LogCaptureFixture) -> None:
     drafter = BrokenDrafter(where)
     eng = engine(draft=drafter, speculation=FIXED)

@@ -11,7 +11,10 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
+from specdec import LLM, SamplingParams
 from specdec.model.gguf import convert_gguf
+from specdec.request import FinishReason
+from specdec.testing import reference_generate
 from tests.model import gguf_files, tiny
 from tests.model.gguf_files import random_model, write_model
 
@@ -116,7 +119,9 @@ def wide_model() -> Any:
 KINDS = [
     kind.name
     for kind in GGMLQuantizationType
-    if kind.name.startswith(("Q4", "Q5", "Q8_0", "Q2", "Q3", "Q6", "IQ", "TQ", "BF16", "F16", "MX"))
+    if kind.name.startswith(
+        ("Q4", "Q5", "Q8_0", "Q2", "Q3", "Q6", "IQ", "TQ", "BF16", "F16", "MX", "NV")
+    )
 ]
 
 
@@ -154,6 +159,19 @@ def test_quantisation(kind: str, tmp_path: Path) -> None:
     if kind in ("Q8_0", "F16", "BF16"):
         got, model = got.float()(IDS).logits, model(IDS).logits
         assert (got - model).norm() < 0.1 * model.norm()
+
+
+def test_text_from_a_gguf_file(tmp_path: Path) -> None:
+    model = random_model("qwen2")
+    prompt = IDS[0, :10].tolist()
+    plain = reference_generate(model, prompt, 24, eos_token_id=None)
+    path = tmp_path / "model.gguf"
+    write_model(path, model, "qwen2", extra=lambda writer: writer.add_eot_token_id(plain[7]))
+    params = SamplingParams(temperature=0, max_tokens=24)
+    output = LLM(path, dtype="fp32").generate([prompt], params)[0]
+    end = min(plain.index(token) for token in (2, plain[7]) if token in plain)
+    assert list(output.token_ids) == plain[: end + 1]
+    assert output.finish_reason is FinishReason.STOP
 
 
 def test_tied_and_untied_in_one_file_each(tmp_path: Path) -> None:

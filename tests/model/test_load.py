@@ -167,6 +167,23 @@ def test_module_from_a_folder(llama: Path) -> None:
     assert gone.path is None
 
 
+def test_module_changed_since_it_was_loaded(llama: Path) -> None:
+    """Trained, or with an adapter merged into it: its folder no longer holds its weights."""
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    assert from_module(module).model_path() == llama
+    with torch.no_grad():
+        module.model.layers[1].mlp.up_proj.weight[0, 0] += 1.0
+    loaded = from_module(module)
+    assert loaded.model_path() == loaded.model_path() != llama
+    again = load_model(loaded.model_path())
+    assert torch.equal(again.model.lm_head.weight, module.lm_head.weight)
+    assert torch.equal(
+        again.model.model.layers[1].mlp.up_proj.weight, module.model.layers[1].mlp.up_proj.weight
+    )
+
+
 def test_module_without_a_head() -> None:
     from transformers import LlamaModel, T5Config, T5ForConditionalGeneration
 

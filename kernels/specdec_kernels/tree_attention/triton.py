@@ -49,8 +49,8 @@ def _accumulate(s, seen, v, m, denominator, acc, WIDEN: tl.constexpr):
     m_new = tl.maximum(m, tl.max(s, 1))
     # A row that has seen nothing keeps m = -inf; subtracting 0 then makes its weights exp(-inf).
     m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-    # The weights as the matmul takes them: rounded ones then still sum to the denominator, which
-    # halves the error where one key weighs most.
+    # Weights as the matmul takes them: rounded ones then sum to the denominator, which lowers the
+    # largest error of bf16 by about a quarter.
     p = tl.exp(s - m_safe[:, None]).to(v.dtype)
     shrink = tl.exp(m - m_safe)
     denominator = denominator * shrink + tl.sum(p.to(tl.float32), 1)
