@@ -52,8 +52,8 @@ class Drafter(Protocol):
     observe is called once per scored tree, after its tokens were committed.
     release forgets a request that has ended; unknown ids are ignored.
     reset forgets everything learned: the drafter is as new.
-    A drafter that speaks the ids of a tokenizer of its own has it in an attribute `tokenizer` (a fast
-    transformers tokenizer): a target whose ids mean other strings is then refused at load.
+    A drafter that speaks the ids of a tokenizer of its own has it in an attribute `tokenizer` (a
+    fast transformers tokenizer): a target whose ids mean other strings is then refused at load.
     """
 
     @property

@@ -80,7 +80,8 @@ def _guarded(group: str, name: str, function: Callable[[], list[Check]]) -> list
     # Whatever is wrong with an installation shows as any kind of error.
     except Exception as error:
         found = " ".join(f"{type(error).__name__}: {error}".split())
-        return [Check(group, name, State.BROKEN, found, "if nothing above explains it, please report it")]
+        advice = "if nothing above explains it, please report it"
+        return [Check(group, name, State.BROKEN, found, advice)]
 
 
 def _packages() -> list[Check]:

@@ -275,6 +275,9 @@ def _character(escape: re.Match[str]) -> str:
 def _raise_fault(matcher: LLMatcher, field: str) -> None:
     if matcher.is_error():
         message = _one_line(matcher.get_error())
+        if field != "grammar.ebnf":
+            # A place in the Lark text around the caller's.
+            message = re.sub(r"^(at )?\d+\(\d+\): ", "", message)
         if message == "NoExtensionBias":
             message = "no token of this model continues the text so far, and it is not finished"
         raise InvalidRequestError(field, message)
