@@ -42,7 +42,8 @@ class Admission:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
+        # A config may name ids that no row of logits has.
+        self._eos_token_ids = frozenset(t for t in eos_token_ids if 0 <= t < vocab_size)
         self._defaults = dict(defaults)
         self._compiler: GrammarCompiler | None = None
 
@@ -151,7 +152,9 @@ class Admission:
             elif self._tokenizer is None:
                 raise InvalidRequestError("bad_words", "needs a tokenizer; use token ids")
             else:
-                found += self._tokenizer.encode_word(word)
+                # A spelling with an id past the logits can never come up.
+                spellings = self._tokenizer.encode_word(word)
+                found += [ids for ids in spellings if max(ids) < self._vocab_size]
         return found
 
     def _grammar(self, params: SamplingParams) -> GrammarMatcher | None:

@@ -29,8 +29,9 @@ class EngineConfig:
     num_pages: pages of the pool; None sizes it from the machine's memory.
     max_num_seqs: requests that run at once; more wait.
     max_batch_tokens: rows of a step at most: prompt chunks and trees share it.
-    max_chunk_tokens: rows of prompts in a step at most while other requests are decoding, so that
-        their streams keep moving; fewer where the prompt is long already, see CHUNK_CONTEXT.
+    max_chunk_tokens: rows of prompts in a step while other requests are decoding, so that their
+        streams keep moving; fewer where the prompt is long already (CHUNK_CONTEXT), and for the
+        last prompt of the step MIN_CHUNK_TOKENS whatever is left.
     prefix_cache: keep full pages of finished requests for prompts that begin alike.
     logprobs_mode: what log-probabilities are computed from (specdec.sampling.logprobs).
     speculation: for requests that bring none.

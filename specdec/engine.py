@@ -180,11 +180,11 @@ class Engine:
                 first += rows.num_prompt_rows
                 is_first = not request.answer.token_ids
                 verdict = walk(request, tree, RowLogits(logits[first : first + tree.num_nodes]))
-            except InvalidRequestError as error:
-                deltas += self._fail([request], error)
-                continue
             except Exception as error:
-                logger.exception("request %s failed", request.request_id)
+                if not isinstance(error, InvalidRequestError):
+                    logger.exception("request %s failed", request.request_id)
+                if request.answer.token_ids:
+                    request.stats.num_decode_passes += 1
                 deltas += self._fail([request], error)
                 continue
             verdicts[request.request_id] = (request, verdict)

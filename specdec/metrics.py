@@ -17,9 +17,10 @@ _SUMMED = (
 class EngineCounters:
     """A snapshot of an engine.
 
-    num_passes: target passes so far. num_used_pages: pages that running requests hold;
-    num_cached_pages: free pages whose content is kept. Then the requests that have ended, and the
-    sums of all requests' counts (specdec.output.RequestStats), running ones included.
+    Each of a prompt's n answers counts as a request. num_passes: target passes so far.
+    num_used_pages: pages that running requests hold; num_cached_pages: free pages whose content is
+    kept. Then the requests that have ended, and the sums of all requests' counts
+    (specdec.output.RequestStats), running ones included.
     """
 
     num_running: int

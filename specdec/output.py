@@ -30,7 +30,8 @@ class RequestStats:
     num_spec_steps: passes whose tree had at least one drafted node.
     num_draft_tokens: drafted nodes that were scored. num_draft_path_tokens: depth of those trees.
     acceptance_histogram: index a counts the passes with drafts that accepted a drafted nodes.
-    num_cached_tokens: prompt tokens whose KV came from the prefix cache at admission.
+    num_cached_tokens: tokens whose KV was there at admission: in the prefix cache, or computed for
+        another answer to the prompt.
     first_token_time, last_token_time, arrival_time: seconds on the monotonic clock.
     """
 

@@ -122,8 +122,8 @@ class Proposer:
                     # Buckets of different drafters are calibrated apart.
                     builders[entry.request.request_id].merge(tree, index * _BUCKETS)
         return {
-            entry.request.request_id: entry.request.law.prune(
-                builders[entry.request.request_id].build()
+            entry.request.request_id: _pruned(
+                entry.request, builders[entry.request.request_id].build()
             )
             for entry in entries
         }
@@ -135,6 +135,15 @@ class Proposer:
                 f"root {tree.token_ids[0]} is not the last token {request.token_ids[-1]} of "
                 f"request {request.request_id}"
             )
+
+
+def _pruned(request: Request, tree: TokenTree) -> TokenTree:
+    """The tree without what the request's grammar forbids; an economy that must fail nobody."""
+    try:
+        return request.law.prune(tree)
+    except Exception:
+        logger.exception("the tree of request %s is not pruned", request.request_id)
+        return tree
 
 
 def _without_unknown_ids(tree: TokenTree, vocab_size: int) -> TokenTree:

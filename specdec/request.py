@@ -132,7 +132,7 @@ class SamplingParams:
             object.__setattr__(self, name, check(name, value, *args, **options))
 
     def resolved(self, defaults: Mapping[str, Any], seed: int) -> SamplingParams:
-        """The same parameters with nothing unset but max_tokens and logprobs.
+        """The same parameters with everything set that has a default or a neutral value.
 
         defaults: sampling defaults of the model (a field name to a value).
         seed: used if this request has none.
@@ -146,7 +146,7 @@ class SamplingParams:
             if getattr(self, name) is None
         }
         if self.max_tokens is None and "max_tokens" in defaults:
-            changes["max_tokens"] = defaults["max_tokens"]
+            changes["max_tokens"] = max(defaults["max_tokens"], self.min_tokens)
         if self.seed is None:
             changes["seed"] = seed
         return dataclasses.replace(self, **changes)

@@ -51,7 +51,7 @@ class Request:
         self.law = law
         self.answer = answer
         self.table: BlockTable | None = None
-        self._has_delivered = False
+        self._has_delivered = False  # the log-probabilities of the prompt
         self.stats = RequestStats(
             num_prompt_tokens=len(prompt_token_ids), arrival_time=time.monotonic()
         )
@@ -98,9 +98,10 @@ class Request:
             message, field = error.message, error.field
         elif error is not None:
             message = f"{type(error).__name__}: {error}"
-        if self.prompt_logprobs is not None and not self._has_delivered:
-            prompt_logprobs = self.prompt_logprobs.take()
-        self._has_delivered = True
+        entries = self.prompt_logprobs
+        if entries is not None and entries.is_complete and not self._has_delivered:
+            prompt_logprobs = entries.take()
+            self._has_delivered = True
         return RequestDelta(
             (self.leader or self).request_id,
             token_ids,

@@ -82,8 +82,9 @@ class Scheduler:
 
     def _admit(self, planner: _Planner) -> bool:
         """Start the first waiting request if its pending tokens fit in free pages."""
-        request = self.waiting[0]
-        if _waits_for_leader(request):
+        # The other answers to a prompt that is being computed wait for it, and hold up nobody.
+        request = next((r for r in self.waiting if not _waits_for_sibling(r)), None)
+        if request is None:
             return False
         request.table = table = self._cache.open(request.request_id, request.params.cache_salt)
         cached = self._find_computed(request, table)
@@ -95,7 +96,7 @@ class Scheduler:
             if request.stats.num_preemptions == 0:
                 request.stats.num_cached_tokens = cached
             self.running.append(request)
-            self.waiting.popleft()
+            self.waiting.remove(request)
             return True
         self._cache.close(request.request_id)
         request.table = None
@@ -103,14 +104,18 @@ class Scheduler:
 
     def _find_computed(self, request: Request, table: BlockTable) -> int:
         """Take over pages that hold the request's first tokens; returns how many tokens."""
-        leader = request.leader
-        if leader is not None and leader.table is not None:
-            # The last token is computed again: its logits are needed.
-            table.fork(leader.table, min(leader.num_computed, len(request.prompt_token_ids) - 1))
-            return table.num_committed
         if request.prompt_logprobs is not None and not request.prompt_logprobs.is_complete:
             return 0  # cached tokens have no logits
-        return table.match_prefix(request.token_ids) if self._cache.prefix_cache else 0
+        if self._cache.prefix_cache:
+            table.match_prefix(request.token_ids)
+        donor = _prompt_donor(request)
+        if donor is not None:
+            # The last token is computed again: its logits are needed.
+            reach = min(donor.num_computed, len(request.prompt_token_ids) - 1)
+            if reach > table.num_committed:
+                table.release()
+                table.fork(donor.block_table, reach)
+        return table.num_committed
 
     def _reserve(self, request: Request, planner: _Planner) -> bool:
         """Plan as many of the request's pending tokens as rows allow; False if pages are short."""
@@ -148,12 +153,21 @@ class Scheduler:
         self.waiting.appendleft(request)
 
 
-def _waits_for_leader(request: Request) -> bool:
+def _prompt_donor(request: Request) -> Request | None:
+    """Of the running answers to the same prompt, the one that has computed most of it."""
+    leader = request.leader or request
+    running = [other for other in (leader, *leader.siblings) if other.table is not None]
+    return max(
+        (other for other in running if other is not request),
+        key=lambda other: other.num_computed,
+        default=None,
+    )
+
+
+def _waits_for_sibling(request: Request) -> bool:
     """Whether another answer to the same prompt is computing the prompt's KV just now."""
-    leader = request.leader
-    if leader is None or leader.table is None:
-        return False
-    return leader.num_computed < len(request.prompt_token_ids) - 1
+    donor = _prompt_donor(request)
+    return donor is not None and donor.num_computed < len(request.prompt_token_ids) - 1
 
 
 def _row_cost(request: Request) -> float:

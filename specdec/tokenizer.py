@@ -52,16 +52,20 @@ class Tokenizer:
         return list(self.hf(text)["input_ids"])
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
-        """Token id sequences of a word at the start of a text and, if another, after a space.
+        """Token id sequences of a word: as given, at the start of a text, and after a space.
 
         As vLLM does for bad_words; a word inside another one may be spelt in other tokens still.
+        Raises InvalidRequestError for text that is no Unicode.
         """
-        spellings = []
-        for text in (word.lstrip(), " " + word.lstrip()):
-            ids = tuple(self.hf(text, add_special_tokens=False)["input_ids"])
-            if ids and ids not in spellings:
-                spellings.append(ids)
-        return spellings
+        bare = word.lstrip()
+        texts = [word, bare, " " + bare] if bare else [word]
+        try:
+            encoded = [
+                tuple(self.hf(text, add_special_tokens=False)["input_ids"]) for text in texts
+            ]
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequestError("bad_words", f"cannot be encoded: {word!r}") from error
+        return [ids for ids in dict.fromkeys(encoded) if ids]
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat under the model's template, up to where the answer begins.

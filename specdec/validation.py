@@ -15,7 +15,10 @@ def number(field: str, value: object, low: float, high: float, *, open_low: bool
     allowed = f"must be a finite number in {bracket}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidRequestError(field, f"{allowed}, got {value!r}")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     if math.isnan(result) or not low <= result <= high or (open_low and result == low):
         raise InvalidRequestError(field, f"{allowed}, got {value!r}")
     return result

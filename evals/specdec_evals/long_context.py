@@ -125,6 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[128])
     parser.add_argument("--output", type=Path, help="JSON file for the record")
     options = parser.parse_args(arguments)
+    if options.prompt_tokens < 1000:
+        parser.error("--prompt-tokens must be at least 1000: the prompt is to take many steps")
 
     from specdec.errors import SpecdecError
     from specdec.llm import LLM

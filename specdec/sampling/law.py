@@ -112,11 +112,12 @@ class TokenLaw:
         row = logits.copy()
         for processor in self._processors:
             processor.apply(row)
-        if row.max() == -np.inf and logits.max() > -np.inf:
-            names = [processor.field for processor in self._processors]
-            raise InvalidRequestError(
-                names[-1], f"no token is left at position {position} after {', '.join(names)}"
-            )
+            if row.max() == -np.inf and logits.max() > -np.inf:
+                names = [other.field for other in self._processors]
+                names = names[: names.index(processor.field) + 1]
+                raise InvalidRequestError(
+                    names[-1], f"no token is left at position {position} after {', '.join(names)}"
+                )
         return row
 
     def _filtered(self, processed: Floats) -> Floats:
@@ -125,5 +126,6 @@ class TokenLaw:
             return processed
         kept, _ = surviving_tokens(processed, self._temperature, *self._filters)
         row = np.full_like(processed, -np.inf)
-        row[kept] = processed[kept] / np.float32(self._temperature)
+        with np.errstate(over="ignore"):
+            row[kept] = processed[kept] / np.float32(max(self._temperature, 1e-30))
         return row

@@ -7,6 +7,7 @@ about trees.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -70,7 +71,7 @@ class RepetitionPenalty:
         old = row[seen]
         with np.errstate(divide="ignore", over="ignore"):
             new = np.where(old > 0, old / self._penalty, old * self._penalty)
-        if ((new == np.inf) & (old < np.inf)).any():
+        if (((new == np.inf) | np.isnan(new)) & (old < np.inf)).any():
             raise InvalidRequestError(self.field, "makes a logit infinite: use a larger one")
         row[seen] = new
 
@@ -82,9 +83,8 @@ class RepetitionPenalty:
 class OutputPenalties:
     """Presence and frequency penalty: subtract once, and once per occurrence, in the output."""
 
-    field = "presence_penalty"
-
     def __init__(self, presence: float, frequency: float, vocab_size: int) -> None:
+        self.field = "presence_penalty" if presence else "frequency_penalty"
         self._presence = np.float32(presence)
         self._frequency = np.float32(frequency)
         self._counts = np.zeros(vocab_size, dtype=np.float32)
@@ -110,16 +110,19 @@ class BadWords:
 
     def __init__(self, words: Sequence[Sequence[int]], prompt: Sequence[int]) -> None:
         self._always = sorted({word[0] for word in words if len(word) == 1})
-        self._longer = [tuple(word) for word in words if len(word) > 1]
-        longest = max((len(word) - 1 for word in self._longer), default=0)
-        self._keep = longest
-        self._tail = list(prompt[len(prompt) - longest :]) if longest else []
+        # Words by the token before their last: few of many can be completed at a position.
+        self._longer: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
+        for *before, last in words:
+            if before:
+                self._longer[before[-1]].append((before, last))
+        self._keep = max((len(word) - 1 for word in words), default=0)
+        self._tail = list(prompt[-self._keep :]) if self._keep else []
 
     def apply(self, row: Floats) -> None:
         """-inf for the tokens that would complete a sequence."""
         row[self._always] = -np.inf
-        for *before, last in self._longer:
-            if self._tail[len(self._tail) - len(before) :] == before:
+        for before, last in self._longer.get(self._tail[-1], ()) if self._tail else ():
+            if self._tail[-len(before) :] == before:
                 row[last] = -np.inf
 
     def append(self, token_id: int) -> None:
@@ -170,10 +173,7 @@ class UserProcessors:
     field = "logits_processors"
 
     def __init__(self, functions: Sequence[LogitsProcessor], prompt: Sequence[int]) -> None:
-        # A stateful one says how it is to be shared out: by a method clone().
-        self._functions = [
-            getattr(function, "clone", lambda f=function: f)() for function in functions
-        ]
+        self._functions = [self._own(function) for function in functions]
         self._token_ids = list(prompt)
 
     def apply(self, row: Floats) -> None:
@@ -181,6 +181,8 @@ class UserProcessors:
 
         Raises InvalidRequestError if one raises, or returns anything but scores of the same shape.
         """
+        if not (row < np.inf).all():
+            return  # a fault of the model, which is reported as such
         token_ids = torch.tensor([self._token_ids])
         for function in self._functions:
             scores = torch.from_numpy(row.copy()).unsqueeze(0)
@@ -199,6 +201,20 @@ class UserProcessors:
     def append(self, token_id: int) -> None:
         """Later calls see this token."""
         self._token_ids.append(token_id)
+
+    @classmethod
+    def _own(cls, function: LogitsProcessor) -> LogitsProcessor:
+        """The function itself, or its clone: a method by which a stateful one is shared out."""
+        clone = getattr(function, "clone", None)
+        if clone is None:
+            return function
+        try:
+            own: LogitsProcessor = clone()
+        except Exception as error:
+            raise cls._fault(function, f"raised {type(error).__name__}: {error}") from error
+        if not callable(own):
+            raise cls._fault(function, f"was cloned to {type(own).__name__}, not to a function")
+        return own
 
     @staticmethod
     def _fault(function: LogitsProcessor, message: str) -> InvalidRequestError:

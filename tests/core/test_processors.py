@@ -20,7 +20,8 @@ from transformers import (
 from specdec import LLM, SamplingParams
 from specdec.errors import InvalidRequestError
 from specdec.sampling.law import TokenLaw
-from specdec.testing import tiny_llama, tiny_tokenizer
+from specdec.testing import tiny_llama, tiny_tokenizer, with_eos
+from specdec.tokenizer import Tokenizer
 
 V = 50
 END = frozenset({7, 9})
@@ -64,8 +65,9 @@ def test_equal_to_transformers(name: str) -> None:
         rng = random.Random(seed)
         # Few tokens, so that sequences do recur.
         history = [rng.randint(1, 8) for _ in range(12)]
-        ours = law(history[:6], **fields)
-        for length in range(6, 12):
+        start = 6 if name == "min_tokens" else rng.randint(1, 6)
+        ours = law(history[:start], **fields)
+        for length in range(start, 12):
             logits = row(100 * seed + length)
             before = logits.copy()
             expected = theirs(
@@ -74,6 +76,11 @@ def test_equal_to_transformers(name: str) -> None:
             assert np.array_equal(ours._processed(logits, length), expected.numpy()), (seed, length)
             assert np.array_equal(logits, before)  # the caller's row is left alone
             ours.append(history[length])
+
+
+def test_a_bad_word_longer_than_the_prompt_hides_no_shorter_one() -> None:
+    ours = law([11, 12, 13], bad_words=[[11, 12, 13, 5], [20, 21, 22, 23, 24]])
+    assert ours._processed(row(0), 3)[5] == -np.inf
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
@@ -118,6 +125,32 @@ FAULTS = {
 }
 
 
+def test_a_row_that_the_model_spoiled_is_not_blamed_on_a_processor() -> None:
+    ours = law([1], logits_processors=[lambda ids, scores: scores])
+    with pytest.raises(ValueError, match="not finite") as caught:
+        ours.choose(np.full(V, np.nan, dtype=np.float32), 1)
+    assert not isinstance(caught.value, InvalidRequestError)
+
+
+class BadClone:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        return scores
+
+    def clone(self) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize("result", [None, RuntimeError("no twin")])
+def test_a_clone_that_is_none_is_refused_before_anything_runs(result: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"logits_processors: BadClone (was|raised)"):
+        law([1], logits_processors=[BadClone(result)])
+
+
 @pytest.mark.parametrize("message", FAULTS)
 def test_a_processor_that_misbehaves_is_named(message: str) -> None:
     ours = law([1], logits_processors=[FAULTS[message]])
@@ -127,9 +160,11 @@ def test_a_processor_that_misbehaves_is_named(message: str) -> None:
 
 
 def test_parameters_that_leave_no_token_are_named() -> None:
-    ours = law([1], allowed_token_ids=[3], bad_words=[[3]])
-    with pytest.raises(InvalidRequestError, match="at position 1 after bad_words, allowed_token"):
+    keep = {"logits_processors": [lambda ids, scores: scores]}
+    ours = law([1], allowed_token_ids=[3], bad_words=[[3]], **keep)
+    with pytest.raises(InvalidRequestError, match="at position 1 after bad_words, allowed_t") as e:
         ours.choose(row(0), 1)
+    assert e.value.field == "allowed_token_ids"  # not what comes after it
 
 
 @pytest.mark.parametrize(
@@ -164,6 +199,24 @@ def test_bad_words_as_text_cover_the_word_with_and_without_a_space() -> None:
     assert with_space[0] not in free.token_ids
     spellings = llm.engine.tokenizer.encode_word("the")  # type: ignore[union-attr]
     assert spellings == [tuple(bare), tuple(with_space)]
+
+
+def test_bad_words_that_are_whitespace_and_odd_ones() -> None:
+    tokenizer = Tokenizer(tiny_tokenizer(512))
+    assert tokenizer.encode_word("\n") == [tuple(tokenizer.encode("\n"))]
+    assert tuple(tokenizer.encode(" ")) not in tokenizer.encode_word("\n")
+    assert tuple(tokenizer.encode("\t x")) in tokenizer.encode_word("\t x")
+    with pytest.raises(InvalidRequestError, match="bad_words"):
+        tokenizer.encode_word("\ud800")
+
+
+def test_ids_that_no_row_of_logits_has() -> None:
+    """A tokenizer with added tokens, a config with an EOS past the vocabulary: nothing fails."""
+    tokenizer = tiny_tokenizer(512)
+    tokenizer.add_tokens(["zzqq"])
+    llm = LLM(with_eos(tiny_llama(), [1, 600]), tokenizer, draft="none", num_pages=64)
+    params = SamplingParams(bad_words=["zzqq"], min_tokens=4, max_tokens=6, seed=1)
+    assert len(llm.generate([5, 6], params)[0].token_ids) >= 4
 
 
 def test_cache_salt_keeps_prefixes_apart() -> None:

@@ -29,6 +29,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     ("logits_processors", print), ("include_stop_str_in_output", "yes"),
     ("skip_special_tokens", None), ("cache_salt", ""), ("cache_salt", 7), ("stop", 3),
     ("presence_penalty", None), ("temperature", -0.001), ("top_k", True),
+    ("temperature", 10**400), ("logit_bias", {1: 10**400}),
 ]  # fmt: skip
 
 

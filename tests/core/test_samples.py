@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -88,6 +89,47 @@ def test_few_pages_and_many_answers(tiny: PreTrainedModel) -> None:
     assert page_check(tight.engine) == 0
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_leaders_and_siblings_resume_wherever_they_were(
+    prefix_cache: bool, tiny: PreTrainedModel
+) -> None:
+    """Preempted at any step, the prompt half computed or the answer half said."""
+    prompts = [[(7 * i + j) % 500 for j in range(50 + i)] for i in range(3)]
+    params = SamplingParams(n=3, seed=1, max_tokens=30, ignore_eos=True, prompt_logprobs=1)
+    expected = make(tiny).generate(prompts, params)
+    engine = make(tiny, prefix_cache=prefix_cache, max_batch_tokens=24).engine
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, params)
+    rng, deltas, preempted = random.Random(1), [], set()
+    while engine.has_work:
+        if engine.counters.num_running and rng.random() < 0.2:
+            victim = rng.choice(engine._scheduler.running)
+            preempted.add((victim.index > 0, not victim.answer.token_ids))
+            engine._scheduler._preempt(victim)
+        deltas += engine.step()
+        engine.check_integrity()
+    assert preempted == {(False, True), (False, False), (True, False)}
+    for index, output in enumerate(expected):
+        for answer in output.outputs:
+            mine = [d for d in deltas if (d.request_id, d.index) == (str(index), answer.index)]
+            assert tuple(t for d in mine for t in d.token_ids) == answer.token_ids
+        entries = [d.prompt_logprobs for d in deltas if d.request_id == str(index)]
+        (entries,) = [found for found in entries if found is not None]
+        values = [entry.logprob for entry in entries if entry is not None]
+        wanted = [entry.logprob for entry in output.prompt_logprobs or () if entry is not None]
+        assert values == pytest.approx(wanted, abs=1e-4)
+    assert page_check(engine) == 0
+
+
+def test_waiting_siblings_hold_up_nobody() -> None:
+    """A long prompt that takes few rows a step leaves the others to whoever comes next."""
+    engine = make(tiny_llama(max_positions=2048)).engine
+    long = [j % 500 for j in range(1500)]
+    engine.add_request("long", long, SamplingParams(n=3, prompt_logprobs=0, max_tokens=2))
+    engine.add_request("short", [1, 2, 3], SamplingParams(max_tokens=2))
+    assert "short" in {delta.request_id for delta in engine.step()}
+
+
 def test_abort_ends_all_answers(tiny: PreTrainedModel) -> None:
     llm = make(tiny)
     params = SamplingParams(n=3, max_tokens=50, ignore_eos=True)
@@ -101,6 +143,18 @@ def test_abort_ends_all_answers(tiny: PreTrainedModel) -> None:
     deltas = drain(llm)
     assert {(delta.request_id, delta.index) for delta in deltas} == {("b", i) for i in range(3)}
     assert page_check(llm.engine) == 0
+
+
+def test_an_abort_in_mid_prompt_shows_no_half_of_its_logprobs(tiny: PreTrainedModel) -> None:
+    llm = make(tiny, max_batch_tokens=16)
+    llm.engine.add_request("a", list(range(40)), SamplingParams(prompt_logprobs=0))
+    llm.engine.step()
+    (last,) = llm.engine.abort("a")
+    assert last.prompt_logprobs is None
+
+
+def test_seeds_of_answers_are_as_documented() -> None:
+    assert [answer_seed(5, i) for i in range(3)] == [5, 12099282195316335764, 6922492831819982632]
 
 
 def test_an_id_is_in_use_until_its_last_answer_ends(tiny: PreTrainedModel) -> None:

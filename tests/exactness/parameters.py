@@ -47,7 +47,7 @@ def _ids(rng: random.Random, vocab_size: int, count: int) -> list[int]:
 
 
 VALUES: dict[str, Value] = {
-    "temperature": lambda rng, v: {"temperature": rng.choice([0.0, 0.3, 1.0, 1.7])},
+    "temperature": lambda rng, v: {"temperature": rng.choice([0.0, 0.3, 1.7])},
     "top_k": lambda rng, v: {"top_k": rng.choice([1, 5, 60])},
     "top_p": lambda rng, v: {"top_p": rng.choice([0.3, 0.9, 0.99])},
     "min_p": lambda rng, v: {"min_p": rng.choice([0.01, 0.2])},
@@ -79,9 +79,9 @@ VALUES: dict[str, Value] = {
     "include_stop_str_in_output": lambda rng, v: {
         "include_stop_str_in_output": True, "stop": ["e", "r", "t"],
     },
-    "ignore_eos": lambda rng, v: {"ignore_eos": True},
+    "ignore_eos": lambda rng, v: {"ignore_eos": True, "logit_bias": {1: 9.0}},
     "max_tokens": lambda rng, v: {"max_tokens": rng.choice([1, 2, 17])},
-    "skip_special_tokens": lambda rng, v: {"skip_special_tokens": False},
+    "skip_special_tokens": lambda rng, v: {"skip_special_tokens": False, "logit_bias": {2: 9.0}},
     "logprobs": lambda rng, v: {"logprobs": rng.choice([0, 4])},
     "prompt_logprobs": lambda rng, v: {"prompt_logprobs": rng.choice([0, 3])},
     "cache_salt": lambda rng, v: {"cache_salt": rng.choice(["a", "b"])},
