@@ -17,7 +17,8 @@ a small model on a CPU. A constant, since chunks that followed the clock would m
 a prompt's keys and values depend on it."""
 
 MIN_CHUNK_TOKENS = 16
-"""Rows of a prompt that a step computes at least, if it has so many rows left."""
+"""Rows of a prompt that a step computes at least, if it has so many left; what streams allow is
+rounded to multiples of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,7 +199,9 @@ class _Planner:
         """Rows that a request's chunk may have for the sake of running streams."""
         if self.prompt_rows_left is None:
             return self.rows_left
-        return max(MIN_CHUNK_TOKENS, int(self.prompt_rows_left / _row_cost(request)))
+        # Few different sizes: CPU libraries compile, and keep, code for each shape they meet.
+        multiple = round(self.prompt_rows_left / _row_cost(request) / MIN_CHUNK_TOKENS)
+        return max(1, multiple) * MIN_CHUNK_TOKENS
 
     def add(self, entry: PlannedRequest, copies: list[tuple[int, int]]) -> None:
         self.entries[entry.request.request_id] = entry

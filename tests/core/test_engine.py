@@ -345,7 +345,7 @@ def test_the_check_sees_a_request_without_a_root() -> None:
         eng.check_integrity()
 
 
-def test_chunks_beside_a_stream_are_small_and_shrink_with_the_context() -> None:
+def test_chunks_beside_a_stream_are_small() -> None:
     eng = engine(max_batch_tokens=256, max_chunk_tokens=64, num_pages=200)
     chunks: list[int] = []
 
@@ -368,7 +368,24 @@ def test_chunks_beside_a_stream_are_small_and_shrink_with_the_context() -> None:
         step()
     # A row costs 1 + context / 2048. The end of the first leaves a little for the next, which gets
     # the 16 rows that any prompt gets.
-    assert chunks == [64, 62, 60, 54, 16]
+    assert chunks == [64, 64, 64, 48, 16]
+
+
+def test_chunks_shrink_with_the_context() -> None:
+    model = tiny_llama(max_positions=4096)
+    eng = LLM(model, draft="none", max_chunk_tokens=64, prefix_cache=False).engine
+    eng.add_request("stream", prompt(10), SamplingParams(max_tokens=400, ignore_eos=True))
+    eng.step()
+    request = eng.add_request("long", prompt(3500), SamplingParams(max_tokens=1))
+    at: dict[int, int] = {}
+    while not request.answer.token_ids:
+        before = request.num_computed
+        eng.step()
+        at[before] = request.num_computed - before
+    sizes = list(at.values())[:-1]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {rows for start, rows in at.items() if 2000 < start < 2100} == {32}
+    assert set(sizes) == {64, 48, 32, 16}
     drain(eng)
     eng.check_integrity()
 
