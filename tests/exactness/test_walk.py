@@ -97,7 +97,7 @@ def _product_walk(tree: Tree, target: Law, draft: Law) -> Emitted:
         ((2, 1), independent),
         ((1,), keep_likelier_of_two),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_walk_emits_the_targets_law_exactly(shape: Path, sampler: Sampler) -> None:
     assert worst_error(shape, sampler, _product_walk) < 1e-12
