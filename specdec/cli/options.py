@@ -262,6 +262,9 @@ class ServerEngine(Engine):
 
     max_num_seqs: Annotated[int, _engine(help="Requests that run at once; more wait.")] = 16
     max_batch_tokens: Annotated[int, _engine(help="Rows of one pass at most.")] = 512
+    max_chunk_tokens: Annotated[
+        int, _engine(help="Prompt rows of a pass while others decode: fewer, smoother streams.")
+    ] = 128
     page_size: Annotated[int, _engine(help="Tokens of a KV page, a power of two.")] = 16
     num_pages: Annotated[int | None, _engine(help="KV pages; default: sized from memory.")] = None
     prefix_cache: Annotated[
