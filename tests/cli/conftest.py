@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ from tests.rpc.fixtures import client, llm, running, tiny_model
 __all__ = ["client", "llm", "running", "tiny_model"]
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C works here and in child processes, also where a shell started the tests without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
