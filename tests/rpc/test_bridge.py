@@ -277,7 +277,8 @@ def test_all_answers_arrive_and_each_ends() -> None:
 def test_an_answer_at_fault_ends_the_others_and_names_the_field() -> None:
     create = partial(FakeEngine, fail_second_answer)
     with RunningServer(create) as running, Client(running.address) as client:
-        stream = client.generate([1], SamplingParams(max_tokens=500, n=3))
+        # So many tokens that the others cannot end by themselves before they are aborted.
+        stream = client.generate([1], SamplingParams(max_tokens=10**6, n=3))
         with pytest.raises(InvalidRequestError, match="leaves no token") as caught:
             list(stream)
         assert caught.value.field == "grammar.regex"
