@@ -23,8 +23,9 @@ def _checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def checked(engine: Engine) -> Any:
         deltas = step(engine)
         page_check(engine)
+        said = {(delta.request_id, delta.index) for delta in deltas}
         for request in engine._scheduler.running:
-            if deltas and any(delta.request_id == request.request_id for delta in deltas):
+            if ((request.leader or request).request_id, request.index) in said:
                 assert request.num_computed == len(request.token_ids) - 1
         return deltas
 
