@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -240,35 +240,27 @@ def delta_of_chunk(request_id: str, chunk: pb.GenerateStreamChunk) -> RequestDel
 
 
 def _logprobs_of(message: pb.OutputLogProbs) -> tuple[TokenLogprobs, ...]:
-    return tuple(
-        TokenLogprobs(token_id, logprob, rank, _top_of(top))
-        for token_id, logprob, rank, top in zip(
-            message.token_ids,
-            message.token_logprobs,
-            message.ranks,
-            message.top_logprobs,
-            strict=True,
-        )
-    )
+    return tuple(_entries_of(message, message.token_logprobs))
 
 
 def _prompt_logprobs_of(message: pb.InputLogProbs) -> tuple[TokenLogprobs | None, ...]:
+    logprobs = message.token_logprobs
+    entries = _entries_of(message, [logprob.value for logprob in logprobs])
     return tuple(
-        TokenLogprobs(token_id, logprob.value, rank, _top_of(top))
-        if logprob.HasField("value")
-        else None
-        for token_id, logprob, rank, top in zip(
-            message.token_ids,
-            message.token_logprobs,
-            message.ranks,
-            message.top_logprobs,
-            strict=True,
-        )
+        entry if logprob.HasField("value") else None
+        for entry, logprob in zip(entries, logprobs, strict=True)
     )
 
 
-def _top_of(message: pb.TopLogProbs) -> dict[int, float]:
-    return dict(zip(message.token_ids, message.values, strict=True))
+def _entries_of(
+    message: pb.OutputLogProbs | pb.InputLogProbs, logprobs: Iterable[float]
+) -> Iterator[TokenLogprobs]:
+    """The parallel lists of a message, entry by entry; logprobs: its token_logprobs as numbers."""
+    lists = (message.token_ids, logprobs, message.ranks, message.top_logprobs)
+    for token_id, logprob, rank, top in zip(*lists, strict=True):
+        yield TokenLogprobs(
+            token_id, logprob, rank, dict(zip(top.token_ids, top.values, strict=True))
+        )
 
 
 def delta_of_complete(request_id: str, complete: pb.GenerateComplete) -> RequestDelta:
