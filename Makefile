@@ -5,6 +5,9 @@
 #   make test      the tests that finish in minutes      (ARGS="tests/kernels -k window" for some)
 #   make test-all  the long ones too
 #   make bench     times of the parts, saved as JSON under .benchmarks/
+#   make kernels   compile every GPU kernel for every target and compare with the committed table;
+#                  needs no GPU                        (ARGS=--update after a change that is meant)
+#   make gpu-check correctness, bits and times of the kernels where a GPU is, in under 6 minutes
 #   make lint types proto-check    what .ci/run checks before it tests
 #   make format proto              rewrite what lint and proto-check complain about
 #   make clean     remove the environment and everything built
@@ -13,7 +16,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench lint format types proto proto-check clean
+.PHONY: help setup demo test test-all bench kernels gpu-check lint format types proto proto-check clean
 
 PYTHON ?=
 ARGS ?=
@@ -63,6 +66,12 @@ bench: $(READY)
 	@mkdir -p .benchmarks
 	@$(PY) -m pytest tests/benchmarks/bench_*.py --benchmark-json=.benchmarks/latest.json \
 		--benchmark-columns=median,iqr,min,max,rounds --benchmark-sort=name $(ARGS)
+
+kernels: $(READY)
+	@$(PY) -m specdec_kernels.checks.gate $(ARGS)
+
+gpu-check: $(READY)
+	@$(PY) -m specdec_kernels.checks.gpu $(ARGS)
 
 lint: $(READY)
 	@$(PY) -m ruff check .

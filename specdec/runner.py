@@ -111,10 +111,9 @@ class TargetRunner:
         assert self._plan is not None
         keys, values = self.kv.layer(layer)
         dtype = query.dtype
-        key, value, query = (part.to(self.kv_dtype) for part in (key, value, query))
         write_kv(key, value, keys, values, self._batch.trees.slots)
         out = tree_attention(
-            query,
+            query.to(self.kv_dtype),
             keys,
             values,
             self._plan,

@@ -9,7 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specdec_kernels.tree_layout.api import WORD_BITS, TreeLayout, tree_layout
+from specdec_kernels.tree_layout.api import (
+    WORD_BITS,
+    TreeLayout,
+    most_private_nodes,
+    tree_layout,
+)
 
 MAX_PAGE_SIZE = 128
 
@@ -28,12 +33,14 @@ class TreeBatch:
     ancestors: int64 [S, W] used as unsigned bit words, W = 1..4: bit j is set exactly if node j of
     the same request is the row's own node or one of its ancestors; meaningless for chains.
     is_chain: bool [R]; row i of a chain sees rows 0..i, and a chain may have any length.
-    block_tables_host: exactly the pages that hold L + rows slots.
+    block_tables_host: exactly the pages that hold L + rows slots. private_nodes_host: the most
+    nodes of one path that are not stored where they would be committed, 0 for chains.
     """
 
     cu_nodes: Tensor
     committed_lens: Tensor
     block_tables: Tensor
+    parents: Tensor
     depths: Tensor
     ancestors: Tensor
     is_chain: Tensor
@@ -42,6 +49,7 @@ class TreeBatch:
     committed_lens_host: list[int]
     block_tables_host: list[list[int]]
     is_chain_host: list[bool]
+    private_nodes_host: list[int]
 
     @classmethod
     def from_lists(
@@ -85,6 +93,10 @@ class TreeBatch:
             block_tables=tensor([t + [0] * (width - len(t)) for t in tables], torch.int32).view(
                 len(tables), width
             ),
+            parents=tensor(
+                [n for p in parents for n in (range(-1, p - 1) if isinstance(p, int) else p)],
+                torch.int32,
+            ),
             depths=tensor(depths, torch.int32),
             ancestors=tensor(words, torch.int64).view(len(depths), num_words),
             is_chain=tensor([tree is None for tree in layouts], torch.bool),
@@ -93,6 +105,10 @@ class TreeBatch:
             committed_lens_host=list(committed_lens),
             block_tables_host=tables,
             is_chain_host=[tree is None for tree in layouts],
+            private_nodes_host=[
+                0 if tree is None or isinstance(p, int) else most_private_nodes(p, tree.depths)
+                for p, tree in zip(parents, layouts, strict=True)
+            ],
         )
 
     @property
@@ -131,6 +147,27 @@ class TreeBatch:
         shift = self.page_size.bit_length() - 1
         pages = self.block_tables[owners, logical >> shift].long()
         return (pages << shift) + (logical & (self.page_size - 1))
+
+    def lane_slots(self, num_lanes: int) -> Tensor:
+        """int32 [S, num_lanes]: the physical slot of what each row sees at position P - lane.
+
+        Lane 0 is the row itself, the next ones its ancestors, then committed tokens; -1 where there
+        is no such position.
+        """
+        owners = self.row_requests
+        start, committed = self.cu_nodes[owners].long(), self.committed_lens[owners].long()
+        node = torch.arange(self.num_rows, device=self.device) - start
+        logical = []
+        for lane in range(num_lanes):
+            logical.append(torch.where(node >= 0, committed + node, self.positions - lane))
+            above = self.parents[start + node.clamp(min=0)].long()
+            node = torch.where(node >= 0, above, node)
+        lanes = torch.stack(logical, dim=1)
+        shift = self.page_size.bit_length() - 1
+        seen = lanes.clamp(min=0)
+        pages = self.block_tables[owners.unsqueeze(1), seen >> shift].long()
+        slots = (pages << shift) + (seen & (self.page_size - 1))
+        return torch.where(lanes >= 0, slots, -1).int()
 
 
 def _check_lists(

@@ -62,6 +62,7 @@ def examine() -> Iterator[Check]:
         ("versions", "packages", _packages),
         ("parts", "parts", _parts),
         ("machine", "cpu", _cpu),
+        ("machine", "kernels", _kernels),
         ("machine", "memory", _memory),
         ("machine", "gpu", _gpu),
         ("models", "cache", _cache),
@@ -193,6 +194,17 @@ def _cpu_features(flags: Sequence[str]) -> Check:
         fix = "try --dtype fp32: without instructions for bf16 it may be faster"
         return Check("machine", "features", State.NOTE, found, fix)
     return Check("machine", "features", State.OK, found)
+
+
+def _kernels() -> list[Check]:
+    from specdec_kernels.tree_attention.cpu import compile_problem
+
+    problem = compile_problem()
+    if problem is None:
+        return [Check("machine", "kernels", State.OK, "compiled for this CPU")]
+    found = f"in torch, which is slower: {' '.join(problem.split())}"
+    fix = "install a C++ compiler (on Debian and Ubuntu: g++)"
+    return [Check("machine", "kernels", State.NOTE, found, fix)]
 
 
 def _memory() -> list[Check]:

@@ -36,7 +36,7 @@ def test_everything_is_examined(run: Run) -> None:
     checks = by_name(run)
     assert list(dict.fromkeys(check["group"] for check in checks.values())) == GROUPS
     for name in ("python", "specdec", "torch", "transformers", "grpcio", "cpu", "threads",
-                 "memory", "gpu", "cache", "smollm2-135m-instruct"):  # fmt: skip
+                 "kernels", "memory", "gpu", "cache", "smollm2-135m-instruct"):  # fmt: skip
         assert checks[name]["found"], name
     assert checks["torch"]["found"] == metadata.version("torch")
     assert "32 tokens of a tiny model, the same with and without" in checks["generate"]["found"]

@@ -14,6 +14,7 @@ from specdec.model.skeleton import make_skeleton
 from specdec.runner import TargetRunner
 from specdec.testing import tiny_gpt2, tiny_llama, tiny_qwen2
 from specdec_kernels import cache_dtype
+from specdec_kernels.tree_attention import cpu as attention
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 needs_bf16 = pytest.mark.skipif(
@@ -83,12 +84,19 @@ def test_a_model_of_our_own_drops_what_is_packed_and_keeps_what_is_tied(tmp_path
     assert sizes["model.norm.weight"] > 0
 
 
-def test_pages_are_kept_in_the_dtype_attention_is_computed_in() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_pages_are_kept_in_the_dtype_that_attention_reads_fastest(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled attention converts while it reads; in torch it computes in fp32 throughout."""
+    monkeypatch.setattr(attention, "is_compiled", lambda: compiled)
+    monkeypatch.setattr(attention, "NATIVE_DTYPES", frozenset())
     cpu = torch.device("cpu")
+    kept = torch.float16 if compiled else torch.float32
     assert cache_dtype(torch.float32, cpu) == torch.float32
-    assert cache_dtype(torch.float16, cpu) == torch.float32
+    assert cache_dtype(torch.float16, cpu) == kept
     assert cache_dtype(torch.bfloat16, torch.device("cuda")) == torch.bfloat16
     runner = TargetRunner(tiny_gpt2().to(torch.float16))
     runner.allocate(2, 16)
-    assert runner.kv.layer(0)[0].dtype == runner.kv_dtype == torch.float32
-    assert runner.bytes_per_slot == sum(one.bytes_per_slot(torch.float32) for one in runner.layers)
+    assert runner.kv.layer(0)[0].dtype == runner.kv_dtype == kept
+    assert runner.bytes_per_slot == sum(one.bytes_per_slot(kept) for one in runner.layers)

@@ -55,6 +55,7 @@ def test_every_package_is_typed_and_complete(wheel: zipfile.ZipFile) -> None:
 def test_data_licence_and_command(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert "specdec_evals/prompts.jsonl" in names
+    assert "specdec_kernels/checks/compiled.json" in names
     (licence,) = (name for name in names if name.endswith("licenses/LICENSE"))
     assert b"Apache License" in wheel.read(licence)
     (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))

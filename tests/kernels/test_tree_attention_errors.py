@@ -81,7 +81,7 @@ def test_plans_are_chosen_by_device_and_name() -> None:
         plan_tree_attention(batch, impl="cuda")  # type: ignore[arg-type]
     elsewhere = TreeBatch.from_lists([1], [0], [[0]], 4, device="meta")
     assert plan_tree_attention(elsewhere).impl == "reference"
-    with pytest.raises(ValueError, match='impl: "cpu" needs a batch on the CPU'):
+    with pytest.raises(ValueError, match='impl: "cpu" needs tensors on the CPU'):
         plan_tree_attention(elsewhere, impl="cpu")
 
 

@@ -79,11 +79,13 @@ def choose_token(
     min_p: float = 0.0,
     seed: int = 0,
     position: int = 0,
+    stream: int = 0,
 ) -> int:
     """The law's token: argmax over the surviving x of z(x) / T + noise(seed, position, x).
 
     temperature 0 is argmax of the logits, whatever the filters. Ties go to the lowest id.
     position: absolute position of the token that is chosen (the first prompt token is at 0).
+    stream: of the noise, see `philox_words`.
     Raises ValueError as surviving_tokens does.
     """
     if temperature == 0.0:
@@ -94,7 +96,7 @@ def choose_token(
     kept, scaled = surviving_tokens(logits, temperature, top_k, top_p, min_p)
     if len(kept) == 1:
         return int(kept[0])
-    words = philox_words(seed, 0, position, int(kept[-1]) + 1)
+    words = philox_words(seed, stream, position, int(kept[-1]) + 1)
     # Noise is at most _MAX_NOISE, so a token further below the best one's score cannot win.
     best = int(np.argmax(scaled))
     floor = scaled[best] + gumbel_noise(words[kept[best : best + 1]])[0] - _MAX_NOISE

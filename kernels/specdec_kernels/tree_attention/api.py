@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.batch import TreeBatch
-from specdec_kernels.tree_attention.base import TreeAttentionPlan
-from specdec_kernels.tree_attention.cpu import NATIVE_DTYPES, CpuPlan
-from specdec_kernels.tree_attention.reference import ReferencePlan
+from specdec_kernels.dispatch import Impl, choose
+from specdec_kernels.tree_attention.base import (
+    LayerOptions,
+    Layout,
+    TreeAttentionPlan,
+    check_exact,
+)
+from specdec_kernels.tree_attention.cpu import best_cache_dtype
 
-Impl = Literal["auto", "reference", "cpu", "triton"]
+QUANTISED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
-def plan_tree_attention(batch: TreeBatch, *, impl: Impl = "auto") -> TreeAttentionPlan:
+def plan_tree_attention(
+    batch: TreeBatch, *, impl: Impl = "auto", layout: Layout = "fast"
+) -> TreeAttentionPlan:
     """Prepares one step's attention; do this once per step and reuse it in every layer.
 
-    impl: "auto" takes "cpu" for tensors on the CPU, "triton" on CUDA devices and "reference" on
-    any other; "reference" is plain torch and runs everywhere.
+    impl: see `specdec_kernels.dispatch.choose`. layout: "fast" reads a tree's nodes as they are
+    stored; "exact" reads keys in an order that depends on the row's position alone, so that a row
+    scored in a tree has the bits of the same row decoded after its ancestors were committed.
 
-    Raises ValueError for an unknown impl, or for "cpu" when the batch is not on the CPU.
+    Raises ValueError for an unknown impl or layout, an impl that does not run where the batch is,
+    or, in the exact layout, a node with more than NUM_LANES - 1 ancestors off the principal path.
     """
-    kind = batch.device.type
-    if impl == "auto":
-        impl = "cpu" if kind == "cpu" else "triton" if kind == "cuda" else "reference"
-    if impl == "reference":
-        return ReferencePlan(batch)
-    if impl == "cpu":
-        if kind != "cpu":
-            raise ValueError(f'impl: "cpu" needs a batch on the CPU, this one is on {kind}')
-        return CpuPlan(batch)
-    if impl == "triton":
-        from specdec_kernels.tree_attention.triton import TritonPlan
-
-        return TritonPlan(batch)
-    raise ValueError(f'impl: must be "auto", "reference", "cpu" or "triton", got {impl!r}')
+    if layout not in ("fast", "exact"):
+        raise ValueError(f'layout: must be "fast" or "exact", got {layout!r}')
+    if layout == "exact":
+        check_exact(batch)
+    plan = choose("tree_attention", impl, batch.device)(batch, layout)
+    return cast("TreeAttentionPlan", plan)
 
 
 def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype in which keys and values of a model of `dtype` are best kept on `device`.
-
-    fp32 where attention is computed in fp32 whatever the model's dtype, which is every CPU without
-    bf16 tiles: the values are the same, and no step converts the whole context again.
-    """
-    if device.type == "cpu" and dtype.itemsize < 4 and dtype not in NATIVE_DTYPES:
-        return torch.float32
-    return dtype
+    """The dtype in which keys and values of a model of `dtype` are best kept on `device`."""
+    return best_cache_dtype(dtype) if device.type == "cpu" else dtype
 
 
 def tree_attention(
@@ -61,13 +56,17 @@ def tree_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over its request's committed tokens and its own ancestors.
 
-    query: [S, Hq, D]. key_cache, value_cache: [num_pages, page_size, Hkv, D] of the query's dtype,
-    Hq a multiple of Hkv; the rows' own keys and values have been written already (`write_kv`).
-    sinks: [Hq], of any floating dtype. Returns [S, Hq, D], contiguous, dtype of the query, without
-    gradients; no argument is changed.
+    query: [S, Hq, D], D a multiple of 8 up to 256 or any D in the reference. key_cache,
+    value_cache: [num_pages, page_size, Hkv, D] of the query's dtype, Hq a multiple of Hkv; or int8
+    or float8_e4m3fn with key_scales, value_scales: fp32 [num_pages, page_size, Hkv], an element
+    being worth its number times its token's and head's scale. The rows' own keys and values have
+    been written already (`write_kv`). sinks: [Hq], of any floating dtype. Returns [S, Hq, D],
+    contiguous, dtype of the query, without gradients; no argument is changed.
 
     A row at logical position P = L + depth sees the committed slots 0..L-1 and its ancestor nodes
     including itself. With a window w it sees only those whose logical position is above P - w, as
@@ -80,9 +79,11 @@ def tree_attention(
     Slots of other requests, free pages and the unused tail of a last page are never read into the
     result, whatever they hold.
 
-    Raises ValueError naming the argument if shapes, dtypes, devices or sizes disagree.
+    Raises ValueError naming the argument if shapes, dtypes, devices or sizes disagree, or the form
+    that was planned does not compute them.
     """
     _check(query, key_cache, value_cache, plan)
+    _check_scales(key_cache, key_scales, value_scales)
     if window is not None and window < 1:
         raise ValueError(f"window: must be at least 1 or None, got {window}")
     if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
@@ -90,7 +91,29 @@ def tree_attention(
     if sinks is not None:
         _check_sinks(sinks, query)
         sinks = sinks.detach()
-    return plan.run(query.detach(), key_cache, value_cache, scale, window, softcap, sinks)
+    options = LayerOptions(scale, window, softcap, sinks, key_scales, value_scales)
+    return plan.run(query.detach(), key_cache, value_cache, options)
+
+
+def _check_scales(
+    key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
+) -> None:
+    if key_cache.dtype not in QUANTISED_DTYPES:
+        if key_scales is not None or value_scales is not None:
+            raise ValueError(
+                f"key_scales and value_scales: only an int8 or float8_e4m3fn cache has scales, "
+                f"this one is {key_cache.dtype}"
+            )
+        return
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if scales is None or scales.dtype != torch.float32 or scales.shape != key_cache.shape[:3]:
+            got = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
+            raise ValueError(
+                f"{name}: a {key_cache.dtype} cache needs float32 {tuple(key_cache.shape[:3])}, "
+                f"got {got}"
+            )
+        if scales.device != key_cache.device or not scales.is_contiguous():
+            raise ValueError(f"{name}: must be contiguous, on the cache's device")
 
 
 def _check_sinks(sinks: Tensor, query: Tensor) -> None:
@@ -129,10 +152,15 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TreeAtte
             f"query: {query.shape[1]} heads of {query.shape[2]} do not fit the cache's "
             f"{num_kv_heads} heads of {head_dim}; Hq must be a multiple of Hkv and D equal"
         )
-    if not query.dtype == key_cache.dtype == value_cache.dtype or not query.is_floating_point():
+    dtypes = (query.dtype, *QUANTISED_DTYPES)
+    if (
+        not query.is_floating_point()
+        or key_cache.dtype != value_cache.dtype
+        or key_cache.dtype not in dtypes
+    ):
         raise ValueError(
-            "query, key_cache and value_cache: must have one floating dtype, got "
-            f"{query.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+            "query, key_cache and value_cache: must have one floating dtype, or both caches int8 "
+            f"or float8_e4m3fn; got {query.dtype}, {key_cache.dtype} and {value_cache.dtype}"
         )
     if not query.device == key_cache.device == value_cache.device == plan.batch.device:
         raise ValueError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.batch import TreeBatch
-from specdec_kernels.tree_attention.base import TreeAttentionPlan
+from specdec_kernels.tree_attention.base import LayerOptions, TreeAttentionPlan
 from specdec_kernels.tree_attention.masks import visible
 
 
@@ -22,6 +22,8 @@ def reference_tree_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     upcast: bool = True,
 ) -> Tensor:
     """As `tree_attention`, one request after the other.
@@ -41,8 +43,12 @@ def reference_tree_attention(
         logical = torch.arange(length, device=query.device)
         pages = torch.tensor(table, device=query.device)[logical // batch.page_size]
         offsets = logical % batch.page_size
-        keys = key_cache[pages, offsets].to(dtype).repeat_interleave(groups, dim=1)
-        values = value_cache[pages, offsets].to(dtype).repeat_interleave(groups, dim=1)
+        keys = key_cache[pages, offsets].to(dtype)
+        values = value_cache[pages, offsets].to(dtype)
+        if key_scales is not None and value_scales is not None:
+            keys = keys * key_scales[pages, offsets].to(dtype).unsqueeze(-1)
+            values = values * value_scales[pages, offsets].to(dtype).unsqueeze(-1)
+        keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
         scores = torch.einsum("shd,nhd->hsn", query[start:end].to(dtype), keys) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -61,22 +67,8 @@ class ReferencePlan(TreeAttentionPlan):
     impl: ClassVar[str] = "reference"
 
     def run(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, options: LayerOptions
     ) -> Tensor:
         return reference_tree_attention(
-            query,
-            key_cache,
-            value_cache,
-            self.batch,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
+            query, key_cache, value_cache, self.batch, **options._asdict()
         )

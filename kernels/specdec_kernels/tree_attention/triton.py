@@ -1,254 +1,224 @@
-"""Tree attention as one Triton launch over the whole ragged batch.
+"""Which compiled forms of the attention kernels there are; launches and the gate read them here.
 
-Imported only when chosen. Each program takes a block of rows of one request and one KV head; the
-query heads of that KV head are packed with the rows into the M dimension of the matmuls. It walks
-the committed slots tile by tile, then the request's own nodes with the ancestor words as mask, with
-an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+Imported only when chosen. Tile shapes depend on dtypes, head_dim and the layout alone, and on the
+number of heads where a row's heads fill more than a tile: never on a batch, or bits would.
 """
-
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import ClassVar
+from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
-from torch import Tensor
 
-from specdec_kernels.batch import TreeBatch
-from specdec_kernels.tree_attention.base import TreeAttentionPlan
+from specdec_kernels.configuration import Configuration
+from specdec_kernels.tree_attention.base import NUM_LANES, SPLIT
+from specdec_kernels.tree_attention.triton_kernels import (
+    RUNTIME_INTEGERS,
+    attention_kernel,
+    merge_kernel,
+)
+from specdec_kernels.tree_attention.triton_work import (
+    CHUNK,
+    blocks_kernel,
+    items_kernel,
+    split_kernel,
+)
 
-_MAX_BLOCK_M = 64
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-# fmt: off
-@triton.jit
-def _dot(a, b, WIDEN: tl.constexpr):
-    if WIDEN:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
-
-
-@triton.jit
-def _scores(q, k, scale, softcap, HAS_SOFTCAP: tl.constexpr, WIDEN: tl.constexpr):
-    s = _dot(q, tl.trans(k), WIDEN) * scale
-    if HAS_SOFTCAP:
-        # tanh from one exponential: an overflow to inf gives 1, an underflow to 0 gives -1.
-        s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * s / softcap) + 1.0))
-    return s
+BLOCK_M = 64
+"""Lanes of a block: rows times the query heads of one KV head."""
+MERGE_HEADS = 8
+MAX_HEAD_DIM = 256
+QUERY_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_CACHE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+_CACHE_TYPES = {**QUERY_TYPES, torch.int8: "i8", torch.float8_e4m3fn: "u8"}
 
 
-@triton.jit
-def _accumulate(s, seen, v, m, denominator, acc, WIDEN: tl.constexpr):
-    s = tl.where(seen, s, float("-inf"))
-    m_new = tl.maximum(m, tl.max(s, 1))
-    # A row that has seen nothing keeps m = -inf; subtracting 0 then makes its weights exp(-inf).
-    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-    # Weights as the matmul takes them: rounded ones then sum to the denominator, which lowers the
-    # largest error of bf16 by about a quarter.
-    p = tl.exp(s - m_safe[:, None]).to(v.dtype)
-    shrink = tl.exp(m - m_safe)
-    denominator = denominator * shrink + tl.sum(p.to(tl.float32), 1)
-    acc = acc * shrink[:, None] + _dot(p, v, WIDEN)
-    return m_new, denominator, acc
+class Variant(NamedTuple):
+    """What the attention kernel is compiled for.
 
-
-@triton.jit
-def _load_kv(
-    k_ptr, v_ptr, table_ptr, slots, valid, dims, D, PAGE_SIZE: tl.constexpr,
-    k_page, k_slot, k_head, v_page, v_slot, v_head, kv_head,
-):
-    pages = tl.load(table_ptr + slots // PAGE_SIZE, mask=valid, other=0).to(tl.int64)
-    offsets = slots % PAGE_SIZE
-    mask = valid[:, None] & (dims < D)[None, :]
-    k_at = pages * k_page + offsets * k_slot + kv_head * k_head
-    v_at = pages * v_page + offsets * v_slot + kv_head * v_head
-    k = tl.load(k_ptr + k_at[:, None] + dims[None, :], mask=mask, other=0.0)
-    v = tl.load(v_ptr + v_at[:, None] + dims[None, :], mask=mask, other=0.0)
-    return k, v
-
-
-@triton.jit
-def tree_attention_kernel(
-    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr,
-    block_requests_ptr, block_rows_ptr, cu_nodes_ptr, committed_ptr, tables_ptr,
-    depths_ptr, ancestors_ptr, is_chain_ptr,
-    scale, softcap, window, table_width,
-    q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, out_row, out_head,
-    G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    NUM_WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
-    block = tl.program_id(0)
-    kv_head = tl.program_id(1).to(tl.int64)
-    request = tl.load(block_requests_ptr + block)
-    first_node = tl.load(block_rows_ptr + block)
-    start = tl.load(cu_nodes_ptr + request)
-    num_nodes = tl.load(cu_nodes_ptr + request + 1) - start
-    committed = tl.load(committed_ptr + request)
-    is_chain = tl.load(is_chain_ptr + request) != 0
-    table_ptr = tables_ptr + request.to(tl.int64) * table_width
-
-    lane = tl.arange(0, BLOCK_M)
-    node = first_node + lane // G
-    lane_valid = (lane < ROWS * G) & (node < num_nodes)
-    row = (start + node).to(tl.int64)
-    head = kv_head * G + lane % G
-    dims = tl.arange(0, D_PAD)
-    q_mask = lane_valid[:, None] & (dims < D)[None, :]
-    q_at = row * q_row + head * q_head
-    q = tl.load(q_ptr + q_at[:, None] + dims[None, :], mask=q_mask, other=0.0)
-    depth = tl.load(depths_ptr + row, mask=lane_valid, other=0)
-    position = committed + depth
-
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    denominator = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:
-        # The sink is the first key of every row: weight exp(sink - m) = 1, and no value.
-        m = tl.load(sinks_ptr + head, mask=lane_valid, other=float("-inf")).to(tl.float32)
-        denominator = tl.full([BLOCK_M], 1.0, tl.float32)
-    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    tile = tl.arange(0, BLOCK_N)
-
-    first_slot = 0
-    if HAS_WINDOW:
-        # Depths grow along a chain only; a tree's block may hold any depth, the root's included.
-        shallowest = tl.min(tl.where(lane_valid, position, 2147483647), 0)
-        first_slot = tl.maximum(shallowest - window + 1, 0) // BLOCK_N * BLOCK_N
-    for base in range(first_slot, committed, BLOCK_N):
-        slots = base + tile
-        valid = slots < committed
-        k, v = _load_kv(
-            k_ptr, v_ptr, table_ptr, slots, valid, dims, D, PAGE_SIZE,
-            k_page, k_slot, k_head, v_page, v_slot, v_head, kv_head,
-        )
-        seen = lane_valid[:, None] & valid[None, :]
-        if HAS_WINDOW:
-            seen = seen & (slots[None, :] > (position - window)[:, None])
-        s = _scores(q, k, scale, softcap, HAS_SOFTCAP, WIDEN)
-        m, denominator, acc = _accumulate(s, seen, v, m, denominator, acc, WIDEN)
-
-    # Parents come before children, so no row of the block sees a node after the block's last one.
-    end_node = tl.minimum(first_node + ROWS, num_nodes)
-    for base in range(0, end_node, BLOCK_N):
-        nodes = base + tile
-        valid = nodes < end_node
-        k, v = _load_kv(
-            k_ptr, v_ptr, table_ptr, committed + nodes, valid, dims, D, PAGE_SIZE,
-            k_page, k_slot, k_head, v_page, v_slot, v_head, kv_head,
-        )
-        in_words = lane_valid & (base < NUM_WORDS * 64)
-        word = tl.load(ancestors_ptr + row * NUM_WORDS + base // 64, mask=in_words, other=0)
-        bit = (word[:, None] >> (nodes % 64).to(tl.int64)[None, :]) & 1
-        causal = nodes[None, :] <= node[:, None]
-        seen = lane_valid[:, None] & valid[None, :] & ((is_chain & causal) | (bit == 1) & ~is_chain)
-        if HAS_WINDOW:
-            key_depth = tl.load(depths_ptr + start + nodes, mask=valid, other=0)
-            seen = seen & (key_depth[None, :] > (depth - window)[:, None])
-        s = _scores(q, k, scale, softcap, HAS_SOFTCAP, WIDEN)
-        m, denominator, acc = _accumulate(s, seen, v, m, denominator, acc, WIDEN)
-
-    result = acc / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
-    out_at = row * out_row + head * out_head
-    tl.store(
-        out_ptr + out_at[:, None] + dims[None, :], result.to(out_ptr.dtype.element_ty), mask=q_mask
-    )
-# fmt: on
-
-
-def block_sizes(
-    groups: int, head_dim: int, most_rows: int, element_size: int = 2
-) -> tuple[int, int, int]:
-    """(rows per program, BLOCK_M, BLOCK_N) for G query heads per KV head; any G and head_dim.
-
-    element_size: bytes of the cache's dtype; wide elements get short tiles, to fit shared memory.
+    query, cache: dtypes; cache float8_e4m3fn is passed as bytes. block_m: `lanes_of`. vector: the
+    elements by which rows of all tensors are aligned, 16, 8 or 1. split: slots of a part.
     """
-    wanted = triton.next_power_of_2(groups * most_rows)
-    block_m = max(16, triton.next_power_of_2(groups), min(wanted, _MAX_BLOCK_M))
-    block_n = (64 if head_dim <= 128 else 32) * 2 // max(2, element_size)
-    return block_m // groups, block_m, block_n
+
+    query: torch.dtype
+    cache: torch.dtype
+    head_dim: int
+    exact: bool
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    block_m: int = BLOCK_M
+    vector: int = 16
+    split: int = SPLIT
 
 
-class TritonPlan(TreeAttentionPlan):
-    """Which program takes which rows, per number of rows a program holds."""
+def lanes_of(groups: int) -> int:
+    """BLOCK_M for so many query heads per KV head."""
+    return max(BLOCK_M, int(triton.next_power_of_2(groups)))
 
-    impl: ClassVar[str] = "triton"
 
-    def __init__(self, batch: TreeBatch) -> None:
-        super().__init__(batch)
-        if batch.device.type == "cpu" and not triton.knobs.runtime.interpret:
-            raise ValueError(
-                'impl: "triton" needs a batch on a GPU; on the CPU set TRITON_INTERPRET=1 before '
-                "Python starts"
-            )
-        counts = batch.cu_nodes_host
-        self._most_rows = max((b - a for a, b in pairwise(counts)), default=0)
-        self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
+def padded_dim(head_dim: int) -> int:
+    """Width of a tile of heads."""
+    return max(16, int(triton.next_power_of_2(head_dim)))
 
-    def _blocks_of(self, rows: int) -> tuple[Tensor, Tensor]:
-        blocks = self._blocks.get(rows)
-        if blocks is None:
-            counts = self.batch.cu_nodes_host
-            pairs = [
-                (request, first)
-                for request in range(self.batch.num_requests)
-                for first in range(0, counts[request + 1] - counts[request], rows)
-            ]
-            table = torch.tensor(pairs, dtype=torch.int32).view(-1, 2).t().contiguous()
-            requests, firsts = table.to(self.batch.device).unbind()
-            blocks = self._blocks[rows] = (requests, firsts)
-        return blocks
 
-    def run(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        if query.dtype not in _DTYPES:
-            raise ValueError(
-                f'query: the "triton" form computes fp16, bf16 and fp32, got {query.dtype}; use '
-                'impl="reference"'
-            )
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if not self.num_rows:
-            return out
-        if query.stride(2) != 1:
-            query = query.contiguous()
-        if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
-            raise ValueError("key_cache and value_cache: the head dimension must be contiguous")
-        if sinks is not None:
-            sinks = (sinks if sinks.dtype in _DTYPES else sinks.float()).contiguous()
-        batch = self.batch
-        kv_heads, head_dim = key_cache.shape[2:]
-        groups = query.shape[1] // kv_heads
-        rows, block_m, block_n = block_sizes(
-            groups, head_dim, self._most_rows, query.element_size()
+def attention_configuration(variant: Variant) -> Configuration:
+    """The attention kernel as a launch compiles it."""
+    wide = padded_dim(variant.head_dim)
+    types = {name: _argument_type(name, variant) for name in attention_kernel.arg_names}
+    constants = {
+        "D": variant.head_dim,
+        "D_PAD": wide,
+        "BLOCK_M": variant.block_m,
+        "BLOCK_N": _block_n(variant),
+        "SPLIT": variant.split,
+        "LANES": NUM_LANES if variant.exact else 0,
+        "HAS_WINDOW": variant.window,
+        "HAS_SOFTCAP": variant.softcap,
+        "HAS_SINKS": variant.sinks,
+        "CACHE": _CACHE_KINDS.get(variant.cache, 0),
+        "WIDEN": bool(triton.knobs.runtime.interpret) and variant.query == torch.bfloat16,
+        "VEC": variant.vector,
+    }
+    features = [name for name in ("window", "softcap", "sinks") if getattr(variant, name)]
+    name = "-".join([
+        "exact" if variant.exact else "fast", _CACHE_TYPES[variant.query],
+        _CACHE_TYPES[variant.cache], str(variant.head_dim), *features,
+    ])  # fmt: skip
+    return Configuration(
+        name=f"tree_attention/attention/{name}",
+        kernel=attention_kernel,
+        signature={n: t for n, t in types.items() if n not in constants},
+        constants=constants,
+        # Four warps would spill what they keep of fp32 operands.
+        num_warps=4 if wide <= 64 and variant.query != torch.float32 else 8,
+        num_stages=_num_stages(variant),
+        needs_matrix=variant.query != torch.float32,
+    )
+
+
+def _block_n(variant: Variant) -> int:
+    """Keys of a tile: 32, as longer ones spill, and so do longer ones than 16 of wide fp32."""
+    is_wide = padded_dim(variant.head_dim) > 64 or variant.cache != variant.query
+    return 16 if variant.query == torch.float32 and is_wide else 32
+
+
+def _num_stages(variant: Variant) -> int:
+    """Enough for three tiles of K and V on their way, where shared memory holds them.
+
+    Two stages go to the block table and its pages, which tiles wait for.
+    """
+    if variant.query == torch.float32:
+        return 2
+    return 5 if padded_dim(variant.head_dim) <= 128 else 3
+
+
+def merge_configuration(variant: Variant) -> Configuration:
+    """The kernel that folds parts, for the same output."""
+    constants = {
+        "D": variant.head_dim,
+        "D_PAD": padded_dim(variant.head_dim),
+        "BLOCK_M": variant.block_m,
+        "HEADS": MERGE_HEADS,
+        "HAS_SINKS": variant.sinks,
+        "VEC": variant.vector,
+    }
+    types = {name: _argument_type(name, variant) for name in merge_kernel.arg_names}
+    sinks = "-sinks" if variant.sinks else ""
+    return Configuration(
+        name=f"tree_attention/merge/{QUERY_TYPES[variant.query]}-{variant.head_dim}{sinks}",
+        kernel=merge_kernel,
+        signature={n: t for n, t in types.items() if n not in constants},
+        constants=constants,
+        num_warps=4,
+        num_stages=1,
+        needs_matrix=False,
+    )
+
+
+def work_configurations(
+    exact: bool, block_m: int = BLOCK_M, split: int = SPLIT
+) -> tuple[Configuration, Configuration, Configuration]:
+    """The kernels that make the work list, in the order in which they run."""
+    lanes = NUM_LANES if exact else 0
+    every: list[tuple[str, Any, dict[str, Any]]] = [
+        (
+            "exact-blocks" if exact else "fast-blocks",
+            blocks_kernel,
+            {"LANES": lanes, "BLOCK_M": block_m, "CHUNK": CHUNK},
+        ),
+        ("split", split_kernel, {"SPLIT": split, "CHUNK": CHUNK}),
+        ("items", items_kernel, {"CHUNK": CHUNK}),
+    ]
+    made = [
+        Configuration(
+            name=f"tree_attention/work/{name}",
+            kernel=kernel,
+            signature={
+                argument: _work_type(argument)
+                for argument in kernel.arg_names
+                if argument not in constants
+            },
+            constants=constants,
+            num_warps=4,
+            num_stages=1,
+            needs_matrix=False,
         )
-        requests, firsts = self._blocks_of(rows)
-        tree_attention_kernel[(requests.shape[0], kv_heads)](
-            query, key_cache, value_cache, query if sinks is None else sinks, out,
-            requests, firsts, batch.cu_nodes, batch.committed_lens, batch.block_tables,
-            batch.depths, batch.ancestors, batch.is_chain,
-            scale, softcap or 1.0, window or 0, batch.block_tables.shape[1],
-            *query.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3],
-            *out.stride()[:2],
-            G=groups, D=head_dim, D_PAD=max(16, triton.next_power_of_2(head_dim)),
-            PAGE_SIZE=batch.page_size, NUM_WORDS=batch.ancestors.shape[1],
-            ROWS=rows, BLOCK_M=block_m, BLOCK_N=block_n,
-            HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
-            HAS_SINKS=sinks is not None,
-            # The interpreter multiplies the bit patterns of bf16 operands; widening them is exact.
-            WIDEN=triton.knobs.runtime.interpret and query.dtype == torch.bfloat16,
-        )  # fmt: skip
-        return out
+        for name, kernel, constants in every
+    ]
+    return made[0], made[1], made[2]
+
+
+def _work_type(name: str) -> str:
+    return "*i1" if name == "is_chain_ptr" else "*i32" if name.endswith("_ptr") else "i32"
+
+
+def _argument_type(name: str, variant: Variant) -> str:
+    if name in ("q_ptr", "out_ptr"):
+        return f"*{QUERY_TYPES[variant.query]}"
+    if name in ("k_ptr", "v_ptr"):
+        return f"*{_CACHE_TYPES[variant.cache]}"
+    if name.startswith("part_") or name in ("k_scales_ptr", "v_scales_ptr", "sinks_ptr"):
+        return "*fp32"
+    if name.endswith("_ptr"):
+        return "*i32"
+    return "i32" if name in RUNTIME_INTEGERS else "fp32"
+
+
+_HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)
+
+
+def configurations() -> list[Configuration]:
+    """Every shipped form of every kernel of tree attention."""
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    variants = [
+        Variant(bf16, bf16, d, exact, vector=16 if d % 16 == 0 else 8)
+        for d in _HEAD_DIMS
+        for exact in (False, True)
+    ]
+    variants += [Variant(fp16, fp16, d, False) for d in (64, 128, 256)]
+    variants += [Variant(fp32, fp32, d, exact) for d in (64, 128) for exact in (False, True)]
+    variants += [Variant(fp32, fp32, 256, False)]
+    for cache in _CACHE_KINDS:
+        variants += [Variant(bf16, cache, d, exact) for d in (64, 128) for exact in (False, True)]
+        variants += [Variant(fp16, cache, 128, False), Variant(fp32, cache, 64, False)]
+    variants += [
+        Variant(bf16, bf16, 64, False, window=True, sinks=True),
+        Variant(bf16, bf16, 128, False, window=True),
+        Variant(bf16, bf16, 256, False, window=True, softcap=True),
+        Variant(bf16, bf16, 256, True, window=True, softcap=True, sinks=True),
+    ]
+    merged = [
+        Variant(dtype, dtype, d, False, sinks=sinks)
+        for dtype, d, sinks in [
+            *((bf16, d, False) for d in _HEAD_DIMS),
+            (fp16, 128, False), (fp32, 64, False), (fp32, 256, False), (bf16, 64, True),
+        ]
+    ]  # fmt: skip
+    work = [*work_configurations(False), work_configurations(True)[0]]
+    return [
+        *map(attention_configuration, variants),
+        *map(merge_configuration, merged),
+        *work,
+    ]

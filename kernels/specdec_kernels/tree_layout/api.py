@@ -85,5 +85,18 @@ def principal_path_length(parents: Sequence[int], *, request: int = 0) -> int:
     return last + 1
 
 
+def most_private_nodes(parents: Sequence[int], depths: Sequence[int]) -> int:
+    """The most nodes of one path that are not stored where they would be committed.
+
+    Node i is stored at slot L + i and committed to slot L + depth: it is private if the two differ.
+    Parents stand before their children, so all nodes below a private one are private too.
+    """
+    private = [0] * len(parents)
+    for node in range(1, len(parents)):
+        if node != depths[node]:
+            private[node] = private[parents[node]] + 1
+    return max(private)
+
+
 def _signed(word: int) -> int:
     return word - (1 << WORD_BITS) if word >> (WORD_BITS - 1) else word

@@ -5,31 +5,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.write_kv.reference import reference_write_kv
+from specdec_kernels.dispatch import Impl, choose
+from specdec_kernels.quantise import LIMITS
+
+KEY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    impl: Impl = "auto",
 ) -> None:
     """Stores each row's key and value at its physical slot.
 
-    key, value: [S, Hkv, D]. key_cache, value_cache: [num_pages, page_size, Hkv, D], contiguous, of
-    the same dtype and device; both are changed in place. slots: int64 [S], distinct physical slots
-    (`TreeBatch.slots`); every other slot keeps its bits.
+    key, value: [S, Hkv, D], fp16, bf16, fp32 or fp64, any strides. key_cache, value_cache:
+    [num_pages, page_size, Hkv, D], contiguous, of one dtype: the keys' own, one that holds all of
+    its values (bf16 keys in an fp32 cache), or int8 or float8_e4m3fn. A quantised cache comes with
+    key_scales and value_scales, fp32 [num_pages, page_size, Hkv], contiguous; `quantise` says what
+    is stored. slots: int64 [S], distinct physical slots (`TreeBatch.slots`). impl: see
+    `specdec_kernels.dispatch.choose`; every form writes the same bits.
 
-    Raises ValueError naming the argument if shapes or dtypes disagree, RuntimeError if a cache is
-    not contiguous.
+    Caches and scales are changed in place, at the given slots only; every other slot keeps its
+    bits. Keys are written without their gradients.
+
+    Raises ValueError naming the argument if shapes, dtypes, devices or layouts disagree, or, where
+    the slots are on the CPU, one lies outside the cache. Slots on another device are not looked at,
+    as that would wait for it.
     """
-    _check(key, value, key_cache, value_cache, slots)
-    if key.device.type == "cuda":
-        from specdec_kernels.write_kv.triton import triton_write_kv
+    _check_shapes(key, value, key_cache, value_cache, slots)
+    _check_dtypes(key, value, key_cache, value_cache)
+    _check_scales(key_cache, key_scales, value_scales)
+    form = choose("write_kv", impl, key.device)
+    form(
+        key.detach(), value.detach(), key_cache, value_cache, slots, key_scales, value_scales
+    )  # fmt: skip
 
-        triton_write_kv(key, value, key_cache, value_cache, slots)
-    else:
-        reference_write_kv(key, value, key_cache, value_cache, slots)
 
-
-def _check(
+def _check_shapes(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
     if key_cache.dim() != 4 or key_cache.shape != value_cache.shape:
@@ -37,6 +55,8 @@ def _check(
             "key_cache and value_cache: must have one shape [num_pages, page_size, Hkv, D], got "
             f"{tuple(key_cache.shape)} and {tuple(value_cache.shape)}"
         )
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ValueError("key_cache and value_cache: must be contiguous")
     if key.shape != value.shape or key.dim() != 3 or key.shape[1:] != key_cache.shape[2:]:
         raise ValueError(
             "key and value: must be [S, Hkv, D] with the cache's Hkv and D, "
@@ -46,8 +66,47 @@ def _check(
         raise ValueError(
             f"slots: must be int64 [{key.shape[0]}], got {slots.dtype} {tuple(slots.shape)}"
         )
-    if not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
+    if not key.device == value.device == key_cache.device == value_cache.device == slots.device:
         raise ValueError(
-            "key, value and caches: must have one dtype, got "
-            f"{key.dtype}, {value.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+            f"key, value, key_cache, value_cache and slots: must be on one device, got "
+            f"{key.device}, {value.device}, {key_cache.device}, {value_cache.device} and "
+            f"{slots.device}"
         )
+
+
+def _check_dtypes(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    if key.dtype != value.dtype or key.dtype not in KEY_DTYPES:
+        raise ValueError(
+            "key and value: must have one dtype of fp16, bf16, fp32 and fp64, got "
+            f"{key.dtype} and {value.dtype}"
+        )
+    kept = key_cache.dtype
+    fits = kept in LIMITS or (
+        kept in KEY_DTYPES and torch.promote_types(key.dtype, kept) == kept
+    )  # fmt: skip
+    if kept != value_cache.dtype or not fits:
+        raise ValueError(
+            f"key_cache and value_cache: must both be {key.dtype}, a floating dtype that holds all "
+            f"of its values, or int8 or float8_e4m3fn with scales; got {kept} and "
+            f"{value_cache.dtype}"
+        )
+
+
+def _check_scales(
+    key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
+) -> None:
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if key_cache.dtype not in LIMITS:
+            if scales is not None:
+                raise ValueError(
+                    f"{name}: must be None, as a {key_cache.dtype} cache has no scales; only int8 "
+                    "and float8_e4m3fn have"
+                )
+        elif scales is None or scales.dtype != torch.float32 or scales.shape != key_cache.shape[:3]:
+            got = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
+            raise ValueError(
+                f"{name}: a {key_cache.dtype} cache needs float32 {tuple(key_cache.shape[:3])}, "
+                f"got {got}"
+            )
+        elif scales.device != key_cache.device or not scales.is_contiguous():
+            raise ValueError(f"{name}: must be contiguous and on the cache's device")

@@ -1,0 +1,1 @@
+"""Checks of the kernels: the ahead-of-time gate, the GPU check, and what a GPU allows."""
