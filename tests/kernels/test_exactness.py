@@ -30,7 +30,7 @@ def threads() -> Iterator[None]:
 def test_a_row_in_a_tree_is_the_row_decoded_alone(form: str, dtype: torch.dtype) -> None:
     if form == "cpu" and not is_compiled():
         pytest.skip("no compiler: the torch form of the CPU is not exact")
-    count = 2000 if form == "cpu" else 250
+    count = 2000 if form == "cpu" and dtype == torch.float32 else 200
     differing, rows = cases.differing_rows(form, count, seed=1, dtype=dtype, **SHAPE)
     assert rows == count
     assert differing == 0
