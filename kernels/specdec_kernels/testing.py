@@ -165,8 +165,8 @@ def assert_matches_low_precision_reference(
 
     high: the result in much higher precision. low: the result of an independent evaluation in the
     precision of `actual`. The budget is twice the error of `low` plus a rounding band: one unit in
-    the last place of the largest result, or four in fp32, where sums are not kept in anything
-    wider and two honest orders differ by a few roundings. It holds for the largest error and for
+    the last place of the largest result, or eight in fp32, where sums are not kept in anything
+    wider: over 200 elements two honest orders differ by that many roundings. It holds for the largest error and for
     the root mean square.
 
     Raises AssertionError with the name and both errors.
@@ -176,7 +176,7 @@ def assert_matches_low_precision_reference(
     assert bool(torch.isfinite(actual).all()), f"{name}: not finite"
     if not actual.numel():
         return
-    eps = torch.finfo(actual.dtype).eps * (4 if actual.dtype == torch.float32 else 1)
+    eps = torch.finfo(actual.dtype).eps * (8 if actual.dtype == torch.float32 else 1)
     exact = high.double()
     error, reference_error = actual.double() - exact, low.double() - exact
     worst, budget = error.abs().max(), 2 * reference_error.abs().max() + eps * exact.abs().max()
