@@ -24,6 +24,15 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+ELEMENT_TYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.float8_e4m3fn: 4,
+}
+"""How the C++ forms are told what a tensor's elements are."""
+
 _COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off so that only what the source calls a fused multiply-add is one: the same
 # expression must give the same bits wherever it is compiled.

@@ -58,3 +58,25 @@ def dequantise(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
             f"{tuple(scales.shape)}"
         )
     return (numbers.float() * scales.unsqueeze(-1)).to(dtype)
+
+
+def check_scales(key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None) -> None:
+    """Raises ValueError naming the argument unless scales come with quantised caches, and fit.
+
+    key_cache: [num_pages, page_size, Hkv, D]; scales: fp32 [num_pages, page_size, Hkv].
+    """
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if key_cache.dtype not in LIMITS:
+            if scales is not None:
+                raise ValueError(
+                    f"{name}: must be None, as a {key_cache.dtype} cache has no scales; only int8 "
+                    "and float8_e4m3fn have"
+                )
+        elif scales is None or scales.dtype != torch.float32 or scales.shape != key_cache.shape[:3]:
+            got = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
+            raise ValueError(
+                f"{name}: a {key_cache.dtype} cache needs float32 {tuple(key_cache.shape[:3])}, "
+                f"got {got}"
+            )
+        elif scales.device != key_cache.device or not scales.is_contiguous():
+            raise ValueError(f"{name}: must be contiguous and on the cache's device")

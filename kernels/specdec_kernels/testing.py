@@ -166,8 +166,8 @@ def assert_matches_low_precision_reference(
     high: the result in much higher precision. low: the result of an independent evaluation in the
     precision of `actual`. The budget is twice the error of `low` plus a rounding band: one unit in
     the last place of the largest result, or eight in fp32, where sums are not kept in anything
-    wider: over 200 elements two honest orders differ by that many roundings. It holds for the largest error and for
-    the root mean square.
+    wider: over 200 elements two honest orders differ by that many roundings. It holds for the
+    largest error and for the root mean square.
 
     Raises AssertionError with the name and both errors.
     """

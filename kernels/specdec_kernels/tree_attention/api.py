@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_kernels.batch import TreeBatch
 from specdec_kernels.dispatch import Impl, choose
+from specdec_kernels.quantise import LIMITS, check_scales
 from specdec_kernels.tree_attention.base import (
     LayerOptions,
     Layout,
@@ -17,8 +18,6 @@ from specdec_kernels.tree_attention.base import (
     check_exact,
 )
 from specdec_kernels.tree_attention.cpu import best_cache_dtype
-
-QUANTISED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
 def plan_tree_attention(
@@ -83,7 +82,7 @@ def tree_attention(
     that was planned does not compute them.
     """
     _check(query, key_cache, value_cache, plan)
-    _check_scales(key_cache, key_scales, value_scales)
+    check_scales(key_cache, key_scales, value_scales)
     if window is not None and window < 1:
         raise ValueError(f"window: must be at least 1 or None, got {window}")
     if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
@@ -93,27 +92,6 @@ def tree_attention(
         sinks = sinks.detach()
     options = LayerOptions(scale, window, softcap, sinks, key_scales, value_scales)
     return plan.run(query.detach(), key_cache, value_cache, options)
-
-
-def _check_scales(
-    key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
-) -> None:
-    if key_cache.dtype not in QUANTISED_DTYPES:
-        if key_scales is not None or value_scales is not None:
-            raise ValueError(
-                f"key_scales and value_scales: only an int8 or float8_e4m3fn cache has scales, "
-                f"this one is {key_cache.dtype}"
-            )
-        return
-    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
-        if scales is None or scales.dtype != torch.float32 or scales.shape != key_cache.shape[:3]:
-            got = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
-            raise ValueError(
-                f"{name}: a {key_cache.dtype} cache needs float32 {tuple(key_cache.shape[:3])}, "
-                f"got {got}"
-            )
-        if scales.device != key_cache.device or not scales.is_contiguous():
-            raise ValueError(f"{name}: must be contiguous, on the cache's device")
 
 
 def _check_sinks(sinks: Tensor, query: Tensor) -> None:
@@ -152,7 +130,7 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TreeAtte
             f"query: {query.shape[1]} heads of {query.shape[2]} do not fit the cache's "
             f"{num_kv_heads} heads of {head_dim}; Hq must be a multiple of Hkv and D equal"
         )
-    dtypes = (query.dtype, *QUANTISED_DTYPES)
+    dtypes = (query.dtype, *LIMITS)
     if (
         not query.is_floating_point()
         or key_cache.dtype != value_cache.dtype

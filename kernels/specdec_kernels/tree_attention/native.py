@@ -14,16 +14,9 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.batch import TreeBatch
-from specdec_kernels.compiled import load_library
+from specdec_kernels.compiled import ELEMENT_TYPES, load_library
 from specdec_kernels.tree_attention.base import SPLIT, LayerOptions, Layout, TreeAttentionPlan
 
-_TYPES = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.int8: 3,
-    torch.float8_e4m3fn: 4,
-}
 _MAX_DIM = 256
 _MAX_GROUPS = 64
 
@@ -65,7 +58,7 @@ def supports(query: Tensor, key_cache: Tensor) -> bool:
     num_heads, head_dim = query.shape[1:]
     return (
         query.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and key_cache.dtype in _TYPES
+        and key_cache.dtype in ELEMENT_TYPES
         and head_dim % 8 == 0
         and head_dim <= _MAX_DIM
         and num_heads // key_cache.shape[2] <= _MAX_GROUPS
@@ -113,7 +106,7 @@ class NativePlan(TreeAttentionPlan):
         a.key_page, a.key_slot, a.key_head = key_cache.stride()[:3]
         a.value_page, a.value_slot, a.value_head = value_cache.stride()[:3]
         a.num_heads, a.num_kv_heads, a.dim = query.shape[1], *key_cache.shape[2:]
-        a.query_type, a.cache_type = _TYPES[query.dtype], _TYPES[key_cache.dtype]
+        a.query_type, a.cache_type = ELEMENT_TYPES[query.dtype], ELEMENT_TYPES[key_cache.dtype]
         a.scale, a.window, a.softcap = options.scale, options.window or 0, options.softcap or 0.0
         sinks = options.sinks if options.sinks is None else options.sinks.float().contiguous()
         a.sinks = None if sinks is None else sinks.data_ptr()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.dispatch import Impl, choose
-from specdec_kernels.quantise import LIMITS
+from specdec_kernels.quantise import LIMITS, check_scales
 
 KEY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -40,7 +40,7 @@ def write_kv(
     """
     _check_shapes(key, value, key_cache, value_cache, slots)
     _check_dtypes(key, value, key_cache, value_cache)
-    _check_scales(key_cache, key_scales, value_scales)
+    check_scales(key_cache, key_scales, value_scales)
     form = choose("write_kv", impl, key.device)
     form(
         key.detach(), value.detach(), key_cache, value_cache, slots, key_scales, value_scales
@@ -90,23 +90,3 @@ def _check_dtypes(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Te
             f"of its values, or int8 or float8_e4m3fn with scales; got {kept} and "
             f"{value_cache.dtype}"
         )
-
-
-def _check_scales(
-    key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
-) -> None:
-    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
-        if key_cache.dtype not in LIMITS:
-            if scales is not None:
-                raise ValueError(
-                    f"{name}: must be None, as a {key_cache.dtype} cache has no scales; only int8 "
-                    "and float8_e4m3fn have"
-                )
-        elif scales is None or scales.dtype != torch.float32 or scales.shape != key_cache.shape[:3]:
-            got = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
-            raise ValueError(
-                f"{name}: a {key_cache.dtype} cache needs float32 {tuple(key_cache.shape[:3])}, "
-                f"got {got}"
-            )
-        elif scales.device != key_cache.device or not scales.is_contiguous():
-            raise ValueError(f"{name}: must be contiguous and on the cache's device")

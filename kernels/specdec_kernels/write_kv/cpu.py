@@ -7,19 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.compiled import CompileError, load_library
+from specdec_kernels.compiled import ELEMENT_TYPES, CompileError, load_library
 from specdec_kernels.write_kv.reference import check_range, reference_write_kv
 
-_TYPES = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.int8: 3,
-    torch.float8_e4m3fn: 4,
-}
 _MAX_DIM = 256
 
 
@@ -64,7 +56,7 @@ def cpu_write_kv(
 ) -> None:
     """As `write_kv`, without checks but that of the slots' range."""
     function = _function()
-    known = key.dtype in _TYPES and key_cache.dtype in _TYPES
+    known = key.dtype in ELEMENT_TYPES and key_cache.dtype in ELEMENT_TYPES
     if function is None or not known or key.shape[2] > _MAX_DIM:
         reference_write_kv(key, value, key_cache, value_cache, slots, key_scales, value_scales)
         return
@@ -78,7 +70,7 @@ def cpu_write_kv(
         None if key_scales is None else key_scales.data_ptr(),
         None if value_scales is None else value_scales.data_ptr(),
         slots.data_ptr(), *key.stride()[:2], *value.stride()[:2], num_rows, num_heads, dim,
-        num_slots, _TYPES[key.dtype], _TYPES[key_cache.dtype],
+        num_slots, ELEMENT_TYPES[key.dtype], ELEMENT_TYPES[key_cache.dtype],
     )  # fmt: skip
     if function(ctypes.byref(arguments)) >= 0:
         check_range(slots, num_slots)
