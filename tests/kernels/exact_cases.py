@@ -91,6 +91,32 @@ def alone_step(step: RandomStep, node: int, *, as_chain: bool) -> RandomStep:
     return RandomStep(batch, [tree], step.query[node : node + 1], *caches, keys, values)
 
 
+def reordered(step: RandomStep, rng: random.Random) -> tuple[RandomStep, list[int]]:
+    """The one tree of the step with its nodes in another order, parents still first, and the order.
+
+    Keys and values per request are left out: an oracle is not what this is for.
+    """
+    parents = step.parents[0]
+    assert isinstance(parents, list)
+    order, ready = [], [0]
+    while ready:
+        node = ready.pop(rng.randrange(len(ready)))
+        order.append(node)
+        ready += [child for child, parent in enumerate(parents) if parent == node]
+    place = {node: index for index, node in enumerate(order)}
+    moved: list[list[int] | int] = [[-1 if parents[n] < 0 else place[parents[n]] for n in order]]
+    old, slots = step.batch, step.batch.slots
+    batch = TreeBatch.from_lists(
+        moved, old.committed_lens_host, old.block_tables_host, old.page_size
+    )
+    caches = []
+    for cache in (step.key_cache, step.value_cache):
+        changed = cache.clone()
+        changed.flatten(0, 1)[slots] = cache.flatten(0, 1)[slots[order]]
+        caches.append(changed)
+    return RandomStep(batch, moved, step.query[order], *caches, [], []), order
+
+
 def differing_rows(form: str, count: int, seed: int, **shape: Any) -> tuple[int, int]:
     """(rows with a differing bit, rows) over `count` rows that are drawn from random trials."""
     rng = random.Random(seed)

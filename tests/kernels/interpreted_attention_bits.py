@@ -21,7 +21,6 @@ from specdec_kernels.tree_attention.cascade import SharedPrefix, shared_prefixes
 from specdec_kernels.tree_attention.triton_lists import Capacity
 from specdec_kernels.tree_attention.triton_plan import TritonPlan
 from tests.kernels import exact_cases as cases
-from tests.kernels.test_exactness import renumbered
 
 SPLIT = 32
 MANY = 20
@@ -148,18 +147,8 @@ def test_the_order_of_nodes_changes_nothing_in_the_exact_layout() -> None:
         parents = [-1, *(rng.randrange(n) for n in range(1, 14))]
         step = random_step([parents], [rng.randrange(150)], seed=trial, **SHAPE)
         expected = attend(step, make(step.batch, "exact"))
-        order, ready = [], [0]
-        while ready:
-            node = ready.pop(rng.randrange(len(ready)))
-            order.append(node)
-            ready += [child for child in range(14) if parents[child] == node]
-        batch, order = renumbered(step, order)
-        slots = step.batch.slots
-        keys, values = step.key_cache.clone(), step.value_cache.clone()
-        keys.flatten(0, 1)[slots] = step.key_cache.flatten(0, 1)[slots[order]]
-        values.flatten(0, 1)[slots] = step.value_cache.flatten(0, 1)[slots[order]]
-        plan = make(batch, "exact")
-        actual = tree_attention(step.query[order], keys, values, plan, scale=0.25)
+        other, order = cases.reordered(step, rng)
+        actual = attend(other, make(other.batch, "exact"))
         assert torch.equal(actual, expected[order])
 
 

@@ -13,7 +13,6 @@ from specdec_kernels import TreeBatch, plan_tree_attention, tree_attention
 from specdec_kernels.testing import RandomStep, random_step
 from specdec_kernels.tree_attention.cpu import is_compiled
 from tests.kernels import exact_cases as cases
-from tests.kernels.forms import make_plan
 
 SHAPE = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 16}
 
@@ -83,16 +82,6 @@ def test_other_requests_change_nothing(form: str, window: int | None) -> None:
         assert torch.equal(cases.run(batch, form, options)[: len(tree)], expected)
 
 
-def renumbered(step: RandomStep, order: list[int]) -> tuple[TreeBatch, list[int]]:
-    """The same tree with its nodes in another order; parents still come first."""
-    parents = step.parents[0]
-    assert isinstance(parents, list)
-    place = {node: index for index, node in enumerate(order)}
-    moved = [-1 if parents[n] < 0 else place[parents[n]] for n in order]
-    lengths, tables = step.batch.committed_lens_host, step.batch.block_tables_host
-    return TreeBatch.from_lists([moved], lengths, tables, step.batch.page_size), order
-
-
 @pytest.mark.parametrize("form", ["exact", "cpu"])
 def test_the_order_of_nodes_changes_nothing(form: str) -> None:
     rng = random.Random(9)
@@ -100,17 +89,8 @@ def test_the_order_of_nodes_changes_nothing(form: str) -> None:
         parents = [-1, *(rng.randrange(n) for n in range(1, 14))]
         step = random_step([parents], [rng.randrange(700)], seed=trial, page_size=4, **SHAPE)  # type: ignore[arg-type]
         expected = cases.run(step, form, {"scale": 0.25})
-        order, ready = [], [0]
-        while ready:
-            node = ready.pop(rng.randrange(len(ready)))
-            order.append(node)
-            ready += [child for child in range(14) if parents[child] == node]
-        batch, order = renumbered(step, order)
-        slots = step.batch.slots
-        keys, values = step.key_cache.clone(), step.value_cache.clone()
-        keys.flatten(0, 1)[slots] = step.key_cache.flatten(0, 1)[slots[order]]
-        values.flatten(0, 1)[slots] = step.value_cache.flatten(0, 1)[slots[order]]
-        actual = tree_attention(step.query[order], keys, values, make_plan(batch, form), scale=0.25)
+        other, order = cases.reordered(step, rng)
+        actual = cases.run(other, form, {"scale": 0.25})
         assert torch.equal(actual, expected[order])
 
 

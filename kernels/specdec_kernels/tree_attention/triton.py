@@ -153,7 +153,7 @@ def work_configurations(
     ]
     made = [
         Configuration(
-            name=f"tree_attention/work/{name}",
+            name=f"tree_attention/work_list/{name}",
             kernel=kernel,
             signature={
                 argument: _work_type(argument)
